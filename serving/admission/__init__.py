@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next: a budget of KV blocks and tokens, a bounded queue, and refusals that say when to come back.
+"""The order in which requests run: a budget of KV blocks and tokens, a bounded queue, and refusals with a retry time.
 
-In the engine's process, before everything else there, because only there all callers meet.
+Admission runs in the engine's process, before everything else there, because only there all callers meet.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission for any engine: a wrapper that gives it what fits the budget, in the order of the policy, and no more."""
+"""Admission for any engine: a wrapper that starts what fits the budget, in the order of the policy."""
 
 import math
 import threading
@@ -26,14 +26,14 @@ from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
 class AdmittingEngine(WrappedEngine):
-    """Requests wait here, not in the engine; what it has was promised room for all that it is expected to make.
+    """An engine with a queue before it, which starts a request only when its KV budget is reserved.
 
-    `add`, `leave`, `refuse_late` and `next_late_in_s` may be called by another thread while `step` runs: they see to
-    what waits, and never touch the engine.
+    `add`, `leave`, `refuse_late` and `next_late_in_s` may be called by another thread while `step` runs: they change
+    the queue alone, and never touch the engine.
 
     Args:
-        tokens_per_step: that the engine may add to a sequence in one step, drafts included.
-        shared: room on the device that other engines have requests in, too.
+        tokens_per_step: most tokens that the engine adds to a sequence in one step, drafts included.
+        shared: KV budget on the device that other engines reserve from, too.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class AdmittingEngine(WrappedEngine):
     ) -> None:
         super().__init__(engine, msgspec.structs.replace(engine.info, is_admitting=True))
         self._clock = clock
-        self._lock = threading.Lock()  # of all that follows, but not of the engine: nobody waits for a step
+        self._lock = threading.Lock()  # guards all fields below, not the engine: nobody waits for a step
         self._shared = shared or NothingShared()
         self._last_premium_s = -math.inf
-        self._is_shut_out = False  # what would start finds no shared room
+        self._is_shut_out = False  # the next request finds no shared KV budget
         self._reserve = TenantReserve(spec.budget.tenant_reserve, spec.queue.tenant_weights)
-        is_by_class = spec.queue.policy != "fifo"  # in one line for all, who is held back would hold up everybody
+        is_by_class = spec.queue.policy != "fifo"  # in a single queue, a request held back would hold up all
         self._prefill = BatchPrefill(
             step_tokens=engine.info.max_num_batched_tokens,
             share=spec.budget.batch_prefill_share if is_by_class else 1.0,
@@ -78,11 +78,11 @@ class AdmittingEngine(WrappedEngine):
             self._ladder = Ladder(spec.ladder, self._load)
 
     def add(self, request: GenerationRequest) -> None:
-        """Let a request wait; the first step with room for it starts it.
+        """Put a request into the queue; the first step with room for the request starts it.
 
         Raises:
-            RequestError: it could never run.
-            Unavailable: it is refused for now; its facts have `retry_after_ms`.
+            RequestError: the request could never run.
+            Unavailable: the request is refused for now; the error's facts have `retry_after_ms`.
         """
         refuse_unservable(request, self.info)
         with self._lock:
@@ -101,7 +101,11 @@ class AdmittingEngine(WrappedEngine):
         self.budget.is_premium_expected = now_s - self._last_premium_s < EXPECTED_S
 
     def _degraded(self, request: GenerationRequest) -> GenerationRequest:
-        """As the ladder lets it run. Raises: Unavailable: not at all."""
+        """Return the request as load shedding lets it run.
+
+        Raises:
+            Unavailable: the request's class is not let in.
+        """
         if self._ladder is None:
             return request
         now_s = self._clock.now_s()
@@ -110,7 +114,7 @@ class AdmittingEngine(WrappedEngine):
         return self._ladder.applied(request, now_s, use=self.use())
 
     def use(self) -> float:
-        """Of the budget, by what runs and what waits; 1: all of it."""
+        """Return the fraction of the budget that running and waiting requests take; 1: the whole budget."""
         budget = self.budget
         num_seqs, num_tokens = len(budget) + len(self._line), budget.num_promised_tokens + self._line.num_tokens
         return max(num_seqs / budget.num_seats, num_tokens / budget.max_tokens)
@@ -129,7 +133,7 @@ class AdmittingEngine(WrappedEngine):
         )
 
     def leave(self, key: int) -> bool:
-        """Stop a request if it waits; False: it does not."""
+        """Take a request out of the queue; return False if the request does not wait."""
         with self._lock:
             is_waiting = key in self._line
             if is_waiting:
@@ -137,28 +141,28 @@ class AdmittingEngine(WrappedEngine):
             return is_waiting
 
     def cancel(self, key: int) -> None:
-        """Stop a request, whether it waits or runs."""
+        """Stop a request, waiting or running."""
         if not self.leave(key) and key in self._in_flight:
             with self._lock:
                 self._in_flight.stop(key)
 
     def refuse_late(self) -> list[TokenChunk]:
-        """The last chunks of those that wait and whose time has passed."""
+        """Take the requests with a passed time limit out of the queue, and return their last chunks."""
         with self._lock:
             now_s = self._clock.now_s()
             return [self._refusal_of_late(ticket, now_s) for ticket in self._line.take_late(now_s)]
 
     def next_late_in_s(self) -> float:
-        """Seconds until `refuse_late` has something to tell, if it waits so long; 0: now, math.inf: never."""
+        """Return the seconds until `refuse_late` may have a request to refuse; 0: now, math.inf: never."""
         with self._lock:
             return max(0.0, self._line.next_limit_s() - self._clock.now_s())
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """As the engine's, of one that runs."""
+        """Return the engine's metrics of a running request; None for one that does not run."""
         return self._in_flight.perf_of(key) if key in self._in_flight else None
 
     def step(self) -> list[TokenChunk]:
-        """End what is late, start what fits, run one iteration and account for what it made."""
+        """End late requests, start what fits, run one iteration and account for its tokens."""
         chunks = self.refuse_late()
         with self._lock:
             now_s = self._clock.now_s()
@@ -189,16 +193,16 @@ class AdmittingEngine(WrappedEngine):
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits, runs or is cleaned up."""
+        """Return whether a request waits or runs, or a stopped request still has blocks to free."""
         return bool(len(self._line)) or self._in_flight.is_leaving or self._engine.has_work
 
     @property
     def num_preemptions(self) -> int:
-        """For want of room; each request once at most."""
+        """Return the number of preemptions for want of KV budget, at most one for each request."""
         return self._in_flight.num_preemptions
 
     def stats(self) -> EngineStats:
-        """The engine's, with what waits here."""
+        """Return the engine's statistics, with the queue of this wrapper added."""
         stats = self._engine.stats()
         with self._lock:
             return msgspec.structs.replace(
@@ -213,7 +217,10 @@ class AdmittingEngine(WrappedEngine):
             )
 
     def _start(self, now_s: float, chunks: list[TokenChunk]) -> int:
-        """Start what fits; how many prompt tokens that is. What the engine does not take ends in `chunks`."""
+        """Start what fits, and return the number of prompt tokens started.
+
+        A request that the engine refuses gets its last chunk in `chunks`.
+        """
         num_prompt_tokens, self._is_shut_out = 0, False
         # While it could not begin what it has, more would only wait there, in its own order. (An engine that is told of
         # late may think that something waits when all is done.)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much prefill the batch class may begin beside requests of the classes above, which share its steps."""
+"""The limit on prefill of the batch class while requests of the classes above share its steps."""
 
 from serving.engines.seam.scheduling import Priority
 
@@ -9,16 +9,17 @@ _ROUNDING = 1e-6
 
 
 class BatchPrefill:
-    """What has begun cannot be held back: engines prefill in order of arrival, as many tokens as fit a step.
+    """The prompts in prefill, and the rule that says when one more of the batch class may begin.
 
+    A prompt that has begun cannot be held back: engines prefill in order of arrival, as many tokens as fit a step.
     While requests of the classes above are in the engine, batch prompts that have begun and have no token yet may have
     `share` of a step's tokens together. A prompt longer than that begins alone, in a step that prefills nothing of the
     classes above (or when it has waited for one for eight), and what it has beyond the share is paid for before
     the next such prompt begins: a thirtieth of the share with each step. Otherwise the class begins what fills a step.
 
     Args:
-        step_tokens: that the engine computes in a step at most.
-        share: of these; 1: nothing is held back.
+        step_tokens: most tokens that the engine computes in a step.
+        share: fraction of `step_tokens` for the batch class; 1: nothing is held back.
     """
 
     def __init__(self, *, step_tokens: int, share: float) -> None:
@@ -35,7 +36,7 @@ class BatchPrefill:
         self._waiting_steps = 0.0
 
     def may_begin(self, priority: Priority, num_tokens: int) -> bool:
-        """Whether a request with so many prompt tokens may begin now; only of the batch class it may not."""
+        """Return whether a prompt of `num_tokens` tokens may begin now; False for the batch class only."""
         if not self._is_bounded or priority is not Priority.BATCH:
             return True
         if not self._num_above:
@@ -48,7 +49,7 @@ class BatchPrefill:
         return self._owed_tokens <= _ROUNDING and is_quiet
 
     def begin(self, key: int, priority: Priority, num_tokens: int) -> None:
-        """A request is given to the engine."""
+        """Note that the engine has been given a request."""
         self._prefilling[key] = (priority, num_tokens)
         if priority is not Priority.BATCH:
             self._num_above += 1
@@ -60,7 +61,7 @@ class BatchPrefill:
             self._num_steps_since_long = 0
 
     def note_token(self, key: int) -> None:
-        """A request in the engine has made one, so its prompt is prefilled."""
+        """Note a token of a request: its prompt is prefilled."""
         if (begun := self._prefilling.pop(key, None)) is None:
             return
         priority, num_tokens = begun
@@ -70,29 +71,34 @@ class BatchPrefill:
             self._num_above_prefilling -= 1
 
     def end(self, key: int, priority: Priority) -> None:
-        """A request has left the engine."""
+        """Note that a request has left the engine."""
         self.note_token(key)
         self._num_above -= priority is not Priority.BATCH
 
     def note_step(self) -> None:
-        """The engine has made tokens."""
+        """Note a step that has made tokens."""
         if self._owed_tokens > 0:
             self._owed_tokens -= self._paid_tokens
         else:
             self._num_steps_since_long += 1
 
     def wait(self, num_tokens: int) -> None:
-        """A batch request with so many prompt tokens waits."""
+        """Note that a batch request of `num_tokens` prompt tokens waits."""
         self._num_waiting += 1
         self._waiting_steps += self._steps_of(num_tokens)
 
     def wait_no_longer(self, num_tokens: int) -> None:
-        """It has begun, or has left."""
+        """Note that a batch request has left the queue."""
         self._num_waiting -= 1
         self._waiting_steps = self._waiting_steps - self._steps_of(num_tokens) if self._num_waiting else 0.0  # exactly
 
     def steps_until(self, num_tokens: int, *, num_ahead: int) -> int:
-        """Steps that a new batch request is held back behind so many that wait, if requests above it go on coming."""
+        """Return the steps that a new batch request is held back while requests of the classes above keep coming.
+
+        Args:
+            num_tokens: prompt tokens of the new request.
+            num_ahead: batch requests that wait before it.
+        """
         if not self._is_bounded or not self._num_above:
             return 0
         steps = self._waiting_steps * min(1.0, num_ahead / self._num_waiting) if self._num_waiting else 0.0
@@ -101,7 +107,7 @@ class BatchPrefill:
         return int(steps)
 
     def begins_next(self, num_tokens: int) -> bool:
-        """Whether one that waits begins with the next step, as far as this holds it back."""
+        """Return whether this limit lets a waiting request of `num_tokens` prompt tokens begin with the next step."""
         if not self._is_bounded or not self._num_above:
             return True
         others = self._waiting_steps - self._steps_of(num_tokens)
@@ -109,6 +115,6 @@ class BatchPrefill:
         return is_paid and others + min(1.0, num_tokens / self._most_tokens) <= 1 + _ROUNDING
 
     def _steps_of(self, num_tokens: int) -> float:
-        """That a prompt takes from those behind it."""
+        """Return the steps that a prompt takes from the prompts behind it."""
         most = self._most_tokens
         return num_tokens / most + max(0.0, num_tokens - most) / self._paid_tokens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be in flight: KV blocks, tokens and seats, promised before they are used, so that use never exceeds them."""
+"""The KV budget: blocks, tokens and seats, reserved before they are used, so that use never exceeds them."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,19 +17,19 @@ class _Promise(msgspec.Struct, frozen=True, gc=False):
 
 
 class KvBudget:
-    """Promises by key. A sequence of n tokens takes ceil(n / block_tokens) blocks, whatever it shares with others.
+    """Reservations by request key. A sequence of n tokens takes ceil(n / block_tokens) blocks, shared or not.
 
     Args:
-        num_blocks: of the KV cache, all of which may be promised.
+        num_blocks: blocks of the KV cache; all of them may be reserved.
         block_tokens: tokens in a block.
-        max_num_seqs: requests in flight.
-        max_tokens: in flight, prompts and expected outputs; None: as many as the blocks hold.
-        shares: of each of these, what a class may fill; the rest is kept free for the classes above it.
-        reserve: what a tenant leaves free for the others; None: nothing.
-        on_free: called with the key of each whose promise ends.
+        max_num_seqs: most requests in flight.
+        max_tokens: most tokens in flight, prompts and expected outputs; None: as many as the blocks hold.
+        shares: fraction of each limit that a class may fill; the rest is kept free for the classes above the class.
+        reserve: the part that a tenant leaves free for other tenants; None: nothing.
+        on_free: called with the key of each request when its reservation ends.
 
     Attributes:
-        num_seats: requests in flight that the pace allows now.
+        num_seats: requests in flight that the TPOT target allows now.
         is_premium_expected: whether the standard class leaves premium its room.
     """
 
@@ -57,19 +57,19 @@ class KvBudget:
         self.is_premium_expected = True
 
     def __len__(self) -> int:
-        """Requests in flight."""
+        """Return the number of requests in flight."""
         return len(self._promises)
 
     def blocks_of(self, num_tokens: int) -> int:
-        """KV blocks of so many tokens."""
+        """Return the number of KV blocks that `num_tokens` tokens take."""
         return -(-num_tokens // self.block_tokens)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """Whether a request of so many tokens fits when it is alone."""
+        """Return whether a request of `num_tokens` tokens fits when it runs alone."""
         return self.blocks_of(num_tokens) <= self.num_blocks and num_tokens <= self.max_tokens
 
     def room_for(self, priority: Priority, tenant: str = "") -> Room:
-        """What is left for a tenant in a class; may be below zero. Alone a request may fill everything."""
+        """Return what a tenant may still reserve in a class; may be below zero. A request alone may fill everything."""
         if not self._promises:
             return self._most(1.0)
         is_all_its_own = priority is Priority.STANDARD and not self.is_premium_expected
@@ -78,33 +78,34 @@ class KvBudget:
         return most - promised - self._reserve.of(tenant, most)
 
     def is_over_share(self, tenant: str) -> bool:
-        """Whether a tenant holds more than its fair share."""
+        """Return whether a tenant holds more than its fair share."""
         return self._reserve.is_over(tenant, self._most(1.0))
 
     def _most(self, share: float) -> Room:
         return Room(max(1, int(share * self.num_seats)), int(share * self.num_blocks), int(share * self.max_tokens))
 
     def needs(self, num_requests: int, num_tokens: int) -> Room:
-        """What so many requests with so many tokens together take."""
+        """Return what `num_requests` requests with `num_tokens` tokens together take."""
         return Room(num_requests, self.blocks_of(num_tokens), num_tokens)
 
     def fits(self, num_tokens: int, priority: Priority, tenant: str = "") -> bool:
-        """Whether one more request may be promised so many tokens."""
+        """Return whether one more request may reserve `num_tokens` tokens."""
         return self.room_for(priority, tenant).holds(self.needs(1, num_tokens))
 
     def promise(self, key: int, num_tokens: int, tenant: str = "") -> None:
-        """Take a seat and room for so many tokens; the caller has asked `fits`."""
+        """Reserve a seat and `num_tokens` tokens; the caller has asked `fits`."""
         promise = self._promises[key] = _Promise(tenant, self.blocks_of(num_tokens), num_tokens)
         self._count(tenant, Room(1, promise.num_blocks, promise.num_tokens))
 
     def promised_tokens(self, key: int) -> int:
-        """What a request in flight may hold."""
+        """Return the tokens that a request in flight has reserved."""
         return self._promises[key].num_tokens
 
     def grow(self, key: int, num_tokens: int) -> bool:
-        """Promise a request that is in flight so many tokens altogether; False: there is no room, and nothing changed.
+        """Raise the reservation of a request in flight to `num_tokens` tokens; return False if there is no room.
 
-        What runs goes before what waits, so the shares of the classes do not count here.
+        Without room nothing changes. Running requests go before waiting ones, so the shares of the classes do not
+        count here.
         """
         promise = self._promises[key]
         num_blocks = self.blocks_of(num_tokens)
@@ -119,7 +120,7 @@ class KvBudget:
         return True
 
     def free(self, key: int) -> None:
-        """A request has left."""
+        """Release the reservation of a request."""
         promise = self._promises.pop(key)
         self._count(promise.tenant, Room(-1, -promise.num_blocks, -promise.num_tokens))
         self._on_free(key)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When those in flight are expected to end, and so when how much room there will be."""
+"""The times at which requests in flight are expected to end, and the KV budget that is free at each."""
 
 import bisect
 
@@ -11,22 +11,23 @@ _NOTHING = 1e-9
 
 
 class ExpectedEnds:
-    """Counts in tokens of a sequence: all that run go on by about as many in a step.
+    """The expected end of each request in flight, counted in tokens of a sequence.
 
-    So an end stays where it is however fast steps are, and one that was expected when a request started need not be
-    looked at again before it comes. A request that is still there then is expected to make half as much again.
+    All running sequences get on by about the same number of tokens in a step. So an end stays where it is however fast
+    steps are, and an end that was expected when a request started need not be looked at again before it comes. A
+    request that is still there then is expected to make half as much again.
     """
 
     def __init__(self, budget: KvBudget) -> None:
         self._budget = budget
         self._made = 0.0  # tokens that a sequence would have that was always there
         self._token_s = 0.0
-        self._recent_s = self._recent_tokens = 0.0  # in which old steps fade
-        self._ends: list[tuple[float, int, int]] = []  # sorted: when, key, tokens promised
-        self._begun: dict[int, tuple[float, float, int]] = {}  # by key: when it began, its end, its promise
+        self._recent_s = self._recent_tokens = 0.0  # sums in which old steps fade
+        self._ends: list[tuple[float, int, int]] = []  # sorted: when, key, reserved tokens
+        self._begun: dict[int, tuple[float, float, int]] = {}  # by key: when it began, its end, its reserved tokens
 
     def note_step(self, seconds: float, *, tokens_per_seq: float) -> None:
-        """So many tokens of each sequence have come, so long after those before them."""
+        """Note that each sequence has got `tokens_per_seq` tokens, `seconds` after the tokens before them."""
         self._made += tokens_per_seq
         self._recent_s += seconds - _WEIGHT * self._recent_s
         self._recent_tokens += tokens_per_seq - _WEIGHT * self._recent_tokens
@@ -34,26 +35,26 @@ class ExpectedEnds:
 
     @property
     def token_s(self) -> float:
-        """Seconds for a token of a sequence, as it was lately; 0 before there was one."""
+        """Return the recent seconds for a token of a sequence; 0 before the first."""
         return self._token_s
 
     def begin(self, key: int, *, num_output_tokens: int) -> None:
-        """A request starts that is expected to make so many tokens more; the budget has its promise."""
+        """Note the start of a request that has its reservation and is expected to make `num_output_tokens` tokens."""
         self._put(key, self._made, self._made + num_output_tokens)
 
     def end(self, key: int) -> None:
-        """It is not in flight any more."""
+        """Forget a request that is not in flight any more."""
         _, end, num_tokens = self._begun.pop(key)
         del self._ends[bisect.bisect_left(self._ends, (end, key, num_tokens))]
 
     def seconds_until(self, needed: Room, room: Room, *, share: float, stay_s: float) -> float:
-        """Until there is room for so much, if of what becomes free only a share is left; 0 while nothing is known.
+        """Return the seconds until `needed` fits; 0 while nothing is known.
 
         Args:
-            needed: by what waits and a new request together.
-            room: that there is now.
-            share: above 0 and at most 1.
-            stay_s: how long one is in flight, for those that start and end before it.
+            needed: demand of the waiting requests and the new one together.
+            room: KV budget that is free now.
+            share: fraction of freed budget that is left for these requests, above 0 and at most 1.
+            stay_s: how long a request is in flight, for those that start and end before it.
         """
         num_seats: float = needed.num_seats - room.num_seats
         num_blocks: float = needed.num_blocks - room.num_blocks
@@ -85,7 +86,7 @@ class ExpectedEnds:
         return max(1.0, num_tokens / (needed.num_seats + len(self._budget)))
 
     def _num_at_once(self, needed: Room) -> float:
-        """Requests in flight when all that can has started."""
+        """Return the requests in flight when as many as fit have started."""
         most = self._budget.max_tokens / self._tokens_of_one(needed)
         return max(1.0, min(self._budget.num_seats, most))
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of one class that wait, of many tenants: each tenant gets its weighted share of the work.
+"""The waiting requests of one class, by tenant: each tenant gets its weighted share of the work.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996): a tenant's virtual time goes on by work / weight with each of its
-requests, the tenant that is furthest behind is next, and who comes back starts where the others are now. So does who
-holds no more than its share of what runs: else one large request, long over, would cost it its next turns while others
-fill the engine. A decision takes O(log tenants + log requests of the tenant).
+requests, the tenant that is furthest behind is next, and a tenant that comes back starts where the others are now. So
+does a tenant that holds no more than its share of what runs: else one large request, long over, would cost it its next
+turns while others fill the engine. A decision takes O(log tenants + log requests of the tenant).
 """
 
 import heapq
@@ -17,7 +17,7 @@ import msgspec
 
 from serving.admission.queued_request import Ticket
 
-_FIRST = -1.0  # before every order that a ticket may have
+_FIRST = -1.0  # before every order that a queued request may have
 _MAX_IDLE_TENANTS = 10_000
 _MAX_GONE = 64  # entries that are kept beside as many as wait
 
@@ -25,7 +25,7 @@ _MAX_GONE = 64  # entries that are kept beside as many as wait
 @dataclass(slots=True, eq=False)
 class _Entry:
     ticket: Ticket
-    is_gone: bool = False  # heaps and queues forget it when it comes to the front
+    is_gone: bool = False  # heaps and queues drop the entry when it comes to the front
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +35,11 @@ class _Tenant:
     waiting: list[tuple[float, int, _Entry]] = field(default_factory=list)  # a heap
     num_requests: int = 0
     num_tokens: int = 0
-    turn: int | None = None  # its number in the heap of turns, where it may stand too early
+    turn: int | None = None  # number in the heap of turns, where the tenant may stand too early
 
 
 class Backlog(msgspec.Struct, frozen=True, gc=False):
-    """What waits."""
+    """The size of a queue: its requests and their tokens."""
 
     num_requests: int = 0
     num_tokens: int = 0  # prompts and expected outputs
@@ -49,10 +49,12 @@ class Backlog(msgspec.Struct, frozen=True, gc=False):
 
 
 class FairShares:
-    """Args:
-    weights: of tenants; others have 1.
-    is_shortest_first: of a tenant's requests the one with the least expected work goes first, not the oldest.
-    is_over_share: whether a tenant holds more than its share of what runs.
+    """The queues of the tenants of one class.
+
+    Args:
+        weights: of tenants; a tenant that is not named has 1.
+        is_shortest_first: a tenant's request with the least expected work goes first, not the oldest.
+        is_over_share: returns whether a tenant holds more than its share of what runs.
     """
 
     def __init__(
@@ -76,16 +78,16 @@ class FairShares:
         self._max_tenants = _MAX_IDLE_TENANTS
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return len(self._entries)
 
     @property
     def backlog(self) -> Backlog:
-        """Everything that waits."""
+        """Return the requests and tokens that wait."""
         return Backlog(len(self._entries), self._num_tokens)
 
     def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
-        """Args: `is_ahead`: it has run already, and goes before all of its tenant's that have not."""
+        """Add a request to its tenant's queue; `is_ahead`: before the tenant's requests that have not run yet."""
         tenant = self._tenant(ticket.tenant)
         entry = self._entries[ticket.key] = _Entry(ticket)
         order = _FIRST if is_ahead else float(ticket.num_queued_tokens) if self._is_shortest_first else 0.0
@@ -99,7 +101,7 @@ class FairShares:
         self._count(tenant, ticket, 1)
 
     def first(self) -> Ticket | None:
-        """Whose turn it is."""
+        """Return the request that starts next; None: nothing waits."""
         while self._turns:
             turn_s, turn, tenant = self._turns[0]
             if turn != tenant.turn:
@@ -117,15 +119,15 @@ class FairShares:
         return None
 
     def oldest(self) -> Ticket | None:
-        """Who has waited longest."""
+        """Return the request that has waited longest; None: nothing waits."""
         while self._by_arrival and self._by_arrival[0].is_gone:
             self._by_arrival.popleft()
         return self._by_arrival[0].ticket if self._by_arrival else None
 
     def take(self, ticket: Ticket) -> None:
-        """It starts, and the work that is expected of it is put down to its tenant."""
+        """Start a request: charge its expected work to its tenant, and remove it."""
         tenant = self._tenants[ticket.tenant]
-        if ticket is self.first():  # not one that was taken for its age: others have not come so far
+        if ticket is self.first():  # not a request taken for its age: other tenants are not as far
             self._virtual_now = max(self._virtual_now, tenant.virtual_s)
         ticket.is_charged = self._is_over_share(ticket.tenant)
         if ticket.is_charged:
@@ -135,7 +137,7 @@ class FairShares:
         self.remove(ticket)
 
     def settle(self, ticket: Ticket, work: float) -> None:
-        """It has stopped running: what it took in truth counts, not what was expected."""
+        """Replace the expected work of a request that has stopped running by the work it took."""
         tenant = self._tenants.get(ticket.tenant)
         if tenant is None:  # forgotten meanwhile
             return
@@ -144,11 +146,11 @@ class FairShares:
         elif ticket.is_charged:
             tenant.virtual_s = max(0.0, tenant.virtual_s + (work - ticket.expected_work) / tenant.weight)
             if tenant.num_requests:
-                self._schedule(tenant)  # it may have come nearer; what stands in the heap for it is void
+                self._schedule(tenant)  # its turn may be earlier now; its old entry in the heap is void
         ticket.expected_work = 0.0
 
     def remove(self, ticket: Ticket) -> None:
-        """It waits no longer."""
+        """Remove a request from its tenant's queue."""
         self._entries.pop(ticket.key).is_gone = True
         tenant = self._tenants[ticket.tenant]
         self._count(tenant, ticket, -1)
@@ -164,7 +166,10 @@ class FairShares:
             self._waiting_weight = 0.0  # exactly
 
     def ahead_of(self, name: str) -> Backlog:
-        """What goes before one more request of a tenant, at most: its own, and of others what their shares allow."""
+        """Return the most that goes before a new request of a tenant.
+
+        These are the tenant's own queue and, of other tenants, what their shares allow.
+        """
         own, own_weight = self.waiting_of(name)
         weight = self._waiting_weight + (0.0 if own.num_requests else own_weight)
         shares = weight / own_weight
@@ -174,7 +179,7 @@ class FairShares:
         )
 
     def waiting_of(self, name: str) -> tuple[Backlog, float]:
-        """What a tenant has waiting, and its weight."""
+        """Return what a tenant has waiting, and its weight."""
         tenant = self._tenants.get(name)
         if tenant is None:
             return Backlog(), self._weights.get(name, 1.0)
@@ -187,7 +192,10 @@ class FairShares:
         return tenant
 
     def _join_others(self, tenant: _Tenant) -> None:
-        """It holds no more than its share: what it had before does not count, and its equals go before it."""
+        """Move a tenant within its share to the current virtual time.
+
+        What it held before does not count, and its equals go before it.
+        """
         tenant.virtual_s = self._virtual_now
         if tenant.num_requests:
             self._schedule(tenant)
@@ -206,7 +214,7 @@ class FairShares:
         self._num_tokens += num_tokens
 
     def _forget_idle(self) -> None:
-        """A tenant that is not ahead of the others is like one that was never here."""
+        """Forget tenants with nothing waiting that are not ahead of the others: they are like new ones."""
         if len(self._tenants) <= self._max_tenants:
             return
         self._tenants = {

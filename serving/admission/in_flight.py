@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in an engine, and the room that each was promised: from a start to an end, or to a preemption."""
+"""The requests that run in an engine, each with its reservation from start to end or preemption."""
 
 import itertools
 import math
@@ -23,25 +23,25 @@ from serving.engines.seam.scheduling import Priority
 from serving.shared_budget.shared_room import SharedRoom
 from trireme.base.errors import RequestError
 
-# Of requests that were preempted and go on under another key: above all that callers' requests have.
+# Preempted requests go on under keys from this one on, above all keys of callers' requests.
 _FIRST_OTHER_KEY = 1 << 61
-_STEPS_TO_FREE = 2  # that an engine may take, by the seam, until the blocks of a stopped request are free
+_STEPS_TO_FREE = 2  # most steps, by the seam, until an engine has freed a stopped request's blocks
 _TYPICAL = 0.5  # the quantile of the lengths that waits are computed from
 
 
 class InFlight:
-    """The requests that were given to an engine, each with a promise of all the room that it is expected to take.
+    """The requests given to an engine, each with a reservation of all the KV budget that it is expected to take.
 
-    A request that makes more than the forecast said is given more room, block by block. Where there is none, one that
-    runs is preempted: stopped, and started again later with its output behind its prompt. Each at most once, for then
-    it is promised everything that it may make. A request that would not go on exactly where it was stopped is promised
-    everything from the beginning.
+    A request that makes more than its predicted output length gets a larger reservation, block by block. Where there is
+    no room, a running request is preempted: stopped, and started again later with its output behind its prompt. Each at
+    most once, for then it reserves everything that it may make. A request that would not go on exactly where it was
+    stopped reserves everything from the beginning.
 
     Args:
-        reserve: what a tenant leaves free for the others.
-        prefill: is told what begins and ends.
-        tokens_per_step: that the engine may add to a sequence in one step, drafts included.
-        settle: called with each that runs no longer and the work that it took in truth.
+        reserve: the part that a tenant leaves free for other tenants.
+        prefill: is told of each start and end.
+        tokens_per_step: most tokens that the engine adds to a sequence in one step, drafts included.
+        settle: called with each request that has stopped running, and the work that it took.
     """
 
     def __init__(
@@ -76,31 +76,35 @@ class InFlight:
         )
         self._typical = LearnedForecast(_TYPICAL)
         self._tickets: dict[int, Ticket] = {}  # by the engine's key
-        self._keys: dict[int, int] = {}  # the engine's, by the caller's
-        self._limits: dict[int, float] = {}  # when they must have ended, by the engine's key
+        self._keys: dict[int, int] = {}  # the engine's key by the caller's
+        self._limits: dict[int, float] = {}  # deadlines in seconds, by the engine's key
         self._other_keys = itertools.count(_FIRST_OTHER_KEY)
-        self._short: list[int] = []  # the engine's keys of those that need more room soon
-        self._leaving: deque[tuple[int, int]] = deque()  # stopped: when their promises are free, and their keys
+        self._short: list[int] = []  # the engine's keys of requests that need more room soon
+        self._leaving: deque[tuple[int, int]] = deque()  # stopped: step that frees the reservation, and key
         # A request that needs more may have to wait until one that was stopped for it has left.
         self._margin = (1 + _STEPS_TO_FREE) * tokens_per_step
         self._num_steps = 0
         self.num_preemptions = 0
 
     def __len__(self) -> int:
-        """Requests that run."""
+        """Return the number of running requests."""
         return len(self._tickets)
 
     def __contains__(self, key: int) -> bool:
-        """By the caller's key."""
+        """Return whether a request runs; `key` is the caller's key."""
         return key in self._keys
 
     @property
     def is_leaving(self) -> bool:
-        """Whether a step is needed for promises to become free."""
+        """Return whether reservations of stopped requests become free only with further steps."""
         return bool(self._leaving)
 
     def refuse_never_fitting(self, request: GenerationRequest) -> None:
-        """Raises: RequestError: it does not fit the budget though it were alone."""
+        """Check that a request fits the budget when it runs alone.
+
+        Raises:
+            RequestError: the request does not fit.
+        """
         if not self.budget.can_ever_fit(self._most_tokens(request)):
             most = min(self.budget.max_tokens, self.budget.num_blocks * self.budget.block_tokens)
             raise RequestError(
@@ -113,40 +117,43 @@ class InFlight:
         self._shared.refuse_never_fitting(self._most_tokens(request))
 
     def typical_tokens(self, request: GenerationRequest) -> int:
-        """Of output, by what its tenant's requests made."""
+        """Return the output tokens that a request will make, by the median of its tenant's earlier requests."""
         return self._typical.expected_tokens(request)
 
     def note_offered(self, request: GenerationRequest, load: OfferedLoad, now_s: float) -> None:
-        """Of a request that arrives, by what its tenant's requests made; nothing while no pace is known."""
+        """Add an arriving request to the offered load, by what its tenant's requests made.
+
+        A request adds nothing while the time of a token is unknown.
+        """
         num_output = self._typical.expected_tokens(request)
         stay_s = self.estimate.first_token_s + (num_output - 1) * self.estimate.ends.token_s
         load.note(now_s, stay_s=stay_s, num_tokens=len(request.input_ids) + num_output)
 
     def may_preempt(self, request: GenerationRequest) -> bool:
-        """Whether it may be promised less than it can take, for it can be stopped."""
+        """Return whether a request may reserve less than it can take, because it can be stopped and resumed."""
         return self._is_learning and is_resumable(request)
 
     def first_promise(self, ticket: Ticket) -> int:
-        """Tokens that it is expected to have at its end; all that it may have, if it is not to be stopped."""
+        """Return the tokens to reserve at a start: as many as expected, or all possible if it must not be stopped."""
         request = ticket.request
         if not ticket.is_preemptible:
             return self._most_tokens(request)
         return self._promise_of(ticket, len(request.input_ids) + self._forecast.expected_tokens(request))
 
     def work_of(self, ticket: Ticket, num_promised_tokens: int) -> float:
-        """What a request is expected to take from the others: room in the KV cache, for so many steps."""
+        """Return the expected work of a request: its reserved tokens times the steps that it holds them."""
         return float(num_promised_tokens * self._num_rest(ticket))
 
     def take_shared(self, ticket: Ticket, *, num_waiting: int) -> bool:
-        """Of what the engine shares with others, all that a request may need; False: it cannot begin now."""
+        """Reserve from the shared budget all that a request may need; return False if it cannot begin now."""
         ticket.engine_key = next(self._other_keys) if ticket.num_preemptions else ticket.key
         return self._shared.take(ticket.engine_key, self._most_tokens(ticket.request), num_waiting=num_waiting)
 
     def begin(self, ticket: Ticket, num_tokens: int, now_s: float) -> None:
-        """Promise so many tokens to a request that has its shared room, and give it to the engine.
+        """Reserve `num_tokens` tokens for a request that has its shared budget, and give it to the engine.
 
         Raises:
-            RequestError: the engine does not take it; nothing is promised to it any more.
+            RequestError: the engine refuses the request; its reservation is released.
         """
         engine_key = ticket.engine_key
         ticket.started_s = now_s
@@ -166,7 +173,7 @@ class InFlight:
             raise
 
     def note(self, chunk: TokenChunk, now_s: float) -> bool:
-        """Account for what the engine has made, and give the chunk the caller's key; False: nobody waits for it."""
+        """Account for an engine's chunk and give it the caller's key; return False if its request has been stopped."""
         engine_key = chunk.key
         ticket = self._tickets.get(engine_key)
         if ticket is None:
@@ -195,21 +202,21 @@ class InFlight:
         return True
 
     def stop(self, key: int) -> Ticket:
-        """By the caller's key; its promise stays until its blocks are free."""
+        """Stop a request by the caller's key; its reservation stays until its blocks are free."""
         return self._stop(self._keys[key])
 
     def stop_late(self, now_s: float) -> list[Ticket]:
-        """Those that should have ended by now."""
+        """Stop the requests that should have ended by now, and return them."""
         return [self._stop(key) for key in [key for key, limit_s in self._limits.items() if limit_s <= now_s]]
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """As the engine's, with what was before a preemption."""
+        """Return the engine's metrics of a request, joined with those from before its preemption."""
         engine_key = self._keys[key]
         perf, earlier = self._engine.perf_of(engine_key), self._tickets[engine_key].perf
         return perf if perf is None or earlier is None else joined_perf(earlier, perf)
 
     def free_left(self) -> None:
-        """At the beginning of a step: the promises of those that have left it for long enough."""
+        """Release, at the beginning of a step, the reservations of requests that were stopped long enough ago."""
         self._num_steps += 1
         still: deque[tuple[int, int]] = deque()
         while self._leaving and (self._leaving[0][0] <= self._num_steps or not self._engine.has_work):
@@ -221,16 +228,17 @@ class InFlight:
         self._leaving.extendleft(reversed(still))
 
     def give_room(self) -> list[Ticket]:
-        """To those that make more than was expected, before the engine takes it; who was preempted for them.
+        """Raise the reservations of requests that make more than expected; return the requests preempted for them.
 
-        Who finds none has another one's in two steps, for that is stopped now; his margin is for those.
+        A request that finds no room gets it within two steps, because another request is stopped now; the margin in its
+        reservation lasts for those steps.
         """
         num_coming = sum(self.budget.promised_tokens(key) for _, key in self._leaving)
         preempted: list[Ticket] = []
         short, self._short = self._short, []
         for engine_key in short:
             ticket = self._tickets.get(engine_key)
-            if ticket is None:  # it has left, or was preempted for another one
+            if ticket is None:  # the request has left, or was preempted for another
                 continue
             num_blocks = self.budget.blocks_of(ticket.num_known_tokens + self._margin)
             num_tokens = self._promise_of(ticket, num_blocks * self.budget.block_tokens - self._margin)
@@ -247,15 +255,18 @@ class InFlight:
         return preempted
 
     def _num_rest(self, ticket: Ticket) -> int:
-        """Tokens that it is still expected to make, at least one."""
+        """Return the tokens that a request is still expected to make, at least 1."""
         return max(1, self._typical.expected_tokens(ticket.request) - ticket.num_output_tokens)
 
     def _promise_of(self, ticket: Ticket, num_tokens: int) -> int:
-        """So many, with what the steps may add until more room is there, and no more than it can ever have."""
+        """Return `num_tokens` with the margin for the next steps, at most what the request can ever have."""
         return min(num_tokens + self._margin, self._most_tokens(ticket.request))
 
     def _most_tokens(self, request: GenerationRequest) -> int:
-        """Of prompt and output in the KV cache; the last token is never fed back. Beams as if they shared nothing."""
+        """Return the most tokens of a request in the KV cache; the last token is never fed back.
+
+        Beams count as if they shared nothing.
+        """
         sampling = request.sampling
         max_tokens = 1 if sampling.is_context_only else sampling.max_tokens
         num_tokens = len(request.input_ids) + max_tokens - 1
@@ -264,7 +275,7 @@ class InFlight:
         return sampling.beam_width * self.budget.blocks_of(num_tokens) * self.budget.block_tokens
 
     def _learn(self, ticket: Ticket, now_s: float) -> None:
-        """From one that came to its end."""
+        """Learn the stay and the output length of a request that came to its end."""
         if ticket.started_s is not None:
             self.estimate.note_end(now_s - ticket.started_s)
         self._forecast.learn(ticket.request, ticket.num_output_tokens)
@@ -274,7 +285,10 @@ class InFlight:
         return self._promise_of(ticket, ticket.num_known_tokens) > self.budget.promised_tokens(engine_key)
 
     def _victim(self, ticket: Ticket) -> int:
-        """The youngest of the lowest class; never one above the class of `ticket`, which can be one itself."""
+        """Return the key of the youngest preemptible request of the lowest class, which may be `ticket`'s own.
+
+        No request of a class above that of `ticket` is chosen.
+        """
         keys = [
             key
             for key, running in self._tickets.items()
@@ -297,7 +311,7 @@ class InFlight:
         return self._leave(engine_key)
 
     def _leave(self, engine_key: int) -> Ticket:
-        """It runs no longer, and its promise is still to be freed."""
+        """Take a request off the running ones; its reservation is still to be released."""
         ticket = self._tickets.pop(engine_key)
         del self._keys[ticket.key]
         self._limits.pop(engine_key, None)

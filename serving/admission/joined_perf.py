@@ -9,7 +9,7 @@ _SUMMED = ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_allo
 
 
 def joined_perf(earlier: PerfMetrics | None, later: PerfMetrics) -> PerfMetrics:
-    """Return what a request's parts come to; `earlier` is None before the first of them has ended."""
+    """Return the metrics of a request from its two parts; `earlier` is None before the first part has ended."""
     if earlier is None:
         return later
     sums = {name: _sum(getattr(earlier, name), getattr(later, name)) for name in _SUMMED}

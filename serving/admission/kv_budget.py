@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seats, KV blocks and tokens together: what is held, needed, or not promised yet."""
+"""Amounts of KV budget: seats, blocks and tokens together, held, needed or free."""
 
 import msgspec
 
 
 class Room(msgspec.Struct, frozen=True, gc=False):
-    """Of the three that a request takes; below zero where more is promised than may be.
+    """Seats, KV blocks and tokens; below zero where more is reserved than allowed.
 
     A struct: some thirty are made for each request, and a frozen dataclass takes four times as long to make.
     """
@@ -25,7 +25,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
         )
 
     def holds(self, other: "Room") -> bool:
-        """Whether so much fits in it."""
+        """Return whether `other` fits into this amount."""
         return (
             other.num_seats <= self.num_seats
             and other.num_blocks <= self.num_blocks

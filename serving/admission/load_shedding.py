@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Degradation by steps: what a deployment gives up first under load, one small class for each kind of step."""
+"""Load shedding by levels: what a deployment gives up first under load, one small class for each kind of measure."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,22 +17,22 @@ _GOLDEN = 0.618034  # its multiples, without their whole part, are spread evenly
 
 
 class Measure(ABC):
-    """What one step does, on top of those below it, to the requests that arrive while it lasts."""
+    """The effect of one load-shedding level on requests that arrive while it lasts, on top of the levels below it."""
 
     @abstractmethod
     def applied(self, request: GenerationRequest) -> GenerationRequest | None:
-        """The request as it may run; None: it is refused."""
+        """Return the request as it may run; None: the request is refused."""
 
 
 class CapTokens(Measure):
-    """Answers of a class are shorter; they end with finish_reason `length`."""
+    """Shorter answers of a class, which end with finish_reason `length`."""
 
     def __init__(self, spec: CapLevelSpec) -> None:
         self._priority = Priority[spec.priority_class.upper()]
         self._most = spec.max_tokens
 
     def applied(self, request: GenerationRequest) -> GenerationRequest:
-        """With no more than so many tokens."""
+        """Return the request with at most the level's `max_tokens`."""
         sampling = request.sampling
         if request.scheduling.priority != self._priority or sampling.max_tokens <= self._most:
             return request
@@ -42,36 +42,37 @@ class CapTokens(Measure):
 
 
 class RefuseClass(Measure):
-    """A class is not let in."""
+    """Refusal of a class."""
 
     def __init__(self, spec: RefuseLevelSpec) -> None:
         self._priority = Priority[spec.priority_class.upper()]
 
     def applied(self, request: GenerationRequest) -> GenerationRequest | None:
-        """All others."""
+        """Return the request unless it is of the refused class."""
         return None if request.scheduling.priority == self._priority else request
 
 
 class Ladder:
-    """Which steps are in force: one is entered or left at a time, and none before the last change is `min_step_s` old.
+    """The load-shedding levels in force: at most one is entered or left every `min_step_s`.
 
-    A step is entered at its `enter`, and left below its `leave`: a load between the two changes nothing.
+    A level is entered at its `enter`, and left below its `leave`: a load between the two changes nothing.
 
-    Nobody is refused while the engine is less than three quarters full, whatever was asked lately: the load counts who
-    was refused and came back, as told, once more each time, and an engine that stands idle helps nobody. And those who
-    are refused are told to come back at different times, from the step's end on, or they would all be there at once.
+    Nobody is refused while the engine is less than three quarters full, whatever was asked lately: the load counts each
+    client that was refused and came back, as told, once more each time, and an engine that stands idle helps nobody.
+    And refused clients are told to come back at different times, from the level's end on, or they would all be there at
+    once.
     """
 
     def __init__(self, spec: LoadSheddingSpec, load: OfferedLoad) -> None:
         self._spec = spec
         self._load = load
         self._measures = [CapTokens(one) if isinstance(one, CapLevelSpec) else RefuseClass(one) for one in spec.steps]
-        self.step = 0  # so many are in force, the first ones
+        self.step = 0  # number of levels in force, counted from the first
         self._changed_s = -math.inf
         self._spread = 0.0
 
     def update(self, now_s: float) -> None:
-        """Enter or leave a step, if it is time."""
+        """Enter or leave a level, if `min_step_s` has passed since the last change."""
         if now_s - self._changed_s < self._spec.min_step_s:
             return
         load, steps = self._load.at(now_s), self._spec.steps
@@ -81,13 +82,13 @@ class Ladder:
             self._change(-1, now_s)
 
     def applied(self, request: GenerationRequest, now_s: float, *, use: float) -> GenerationRequest:
-        """A request that arrives, as it may run.
+        """Return an arriving request as it may run.
 
         Args:
-            use: of the budget, by what runs and what waits; 1: all of it.
+            use: fraction of the budget that running and waiting requests take; 1: the whole budget.
 
         Raises:
-            Unavailable: its class is not let in now.
+            Unavailable: the request's class is not let in now.
         """
         found = request
         for number, measure in enumerate(self._measures[: self.step], start=1):
@@ -112,7 +113,7 @@ class Ladder:
         return self._spread * (self._spec.min_step_s + self._spec.window_s)
 
     def _seconds_until_left(self, number: int, now_s: float) -> float:
-        """At the earliest, if nobody else comes."""
+        """Return the seconds until a level is left at the earliest, if nothing else arrives."""
         dwell_s = max(0.0, self._changed_s + self._spec.min_step_s - now_s)
         dwell_s += (self.step - number) * self._spec.min_step_s
         return max(dwell_s, self._load.seconds_until(self._spec.steps[number - 1].leave, now_s))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens a request will make: its `max_tokens`, or what its tenant's requests made before it."""
+"""Output-length predictions: a request's `max_tokens`, or what its tenant's earlier requests made."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,33 +15,33 @@ _MAX_TENANTS = 10_000
 
 
 class OutputForecast(ABC):
-    """Of the requests of one engine."""
+    """The predicted output length of each request of one engine."""
 
     @abstractmethod
     def expected_tokens(self, request: GenerationRequest) -> int:
-        """At least 1 and at most the request's `max_tokens`."""
+        """Return the predicted output tokens, at least 1 and at most the request's `max_tokens`."""
 
     def learn(self, request: GenerationRequest, num_output_tokens: int) -> None:
-        """What a request made by itself; one that was cancelled teaches nothing."""
+        """Learn the output length of a request that ended by itself; one that was cancelled teaches nothing."""
 
 
 class FullForecast(OutputForecast):
-    """Everything that the client allows: nothing that runs is ever preempted for want of room."""
+    """The prediction `max_tokens`, with which no running request is ever preempted for want of KV budget."""
 
     def expected_tokens(self, request: GenerationRequest) -> int:
-        """`max_tokens`."""
+        """Return the request's `max_tokens`."""
         return request.sampling.max_tokens
 
 
 class LearnedForecast(OutputForecast):
-    """A quantile of what the same tenant's requests made; `max_tokens` until it has made some."""
+    """The prediction by a quantile of what a tenant's earlier requests made; `max_tokens` until there are enough."""
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
         self._seen: OrderedDict[str, _Lengths] = OrderedDict()  # the least recently used first
 
     def expected_tokens(self, request: GenerationRequest) -> int:
-        """Where more than `quantile` of the tenant's requests ended, if that is below `max_tokens`."""
+        """Return the length at which `quantile` of the tenant's requests had ended, at most `max_tokens`."""
         most = request.sampling.max_tokens
         lengths = self._seen.get(request.scheduling.tenant)
         if lengths is None or lengths.num_samples < _MIN_SAMPLES:
@@ -49,7 +49,7 @@ class LearnedForecast(OutputForecast):
         return max(1, min(most, lengths.quantile(self._quantile)))
 
     def learn(self, request: GenerationRequest, num_output_tokens: int) -> None:
-        """Note where a request ended, in whatever company."""
+        """Learn where a request ended, in whatever company."""
         tenant = request.scheduling.tenant
         lengths = self._seen.get(tenant)
         if lengths is None:
@@ -61,7 +61,7 @@ class LearnedForecast(OutputForecast):
 
 
 class _Lengths:
-    """A histogram in steps of a quarter octave, in which old samples fade."""
+    """A histogram of output lengths in steps of a quarter octave, in which old samples fade."""
 
     def __init__(self) -> None:
         self._weights = [0.0] * _NUM_BUCKETS
@@ -70,7 +70,7 @@ class _Lengths:
 
     @property
     def num_samples(self) -> float:
-        """By weight; never above 1 / (1 - _FORGET)."""
+        """Return the number of samples by weight; never above 1 / (1 - _FORGET)."""
         return self._total / self._unit if self._total else 0.0
 
     def add(self, num_tokens: int) -> None:
@@ -82,7 +82,7 @@ class _Lengths:
             self._total, self._unit = self._total / self._unit, 1.0
 
     def quantile(self, fraction: float) -> int:
-        """The upper end of the bucket that it falls in."""
+        """Return the upper end of the bucket that a quantile falls in."""
         wanted, seen = fraction * self._total, 0.0
         last = 0
         for bucket, weight in enumerate(self._weights):
@@ -95,5 +95,5 @@ class _Lengths:
 
 
 def _bucket_of(num_tokens: int) -> int:
-    """The first whose upper end, 2 ** (bucket / 4), is not below it."""
+    """Return the first bucket with an upper end, 2 ** (bucket / 4), that is not below `num_tokens`."""
     return min(_NUM_BUCKETS - 1, math.ceil(_BUCKETS_PER_OCTAVE * math.log2(max(1, num_tokens)) - 1e-9))

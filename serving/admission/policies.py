@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order waiting requests start: one small class for each policy that a deployment can name."""
+"""The orders in which waiting requests start: one small class for each policy that a deployment can name."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,75 +11,84 @@ from serving.admission.fair_shares import Backlog, FairShares
 from serving.admission.queued_request import Ticket
 from serving.engines.seam.scheduling import Priority
 
-_IsOverShare = Callable[[str], bool]  # of a tenant
+_IsOverShare = Callable[[str], bool]  # takes the name of a tenant
 _MayBegin = Callable[[Ticket], bool]
 
-STARTS_FOR_AGED = 4  # of so many, one
+STARTS_FOR_AGED = 4  # one start of this many is for the oldest aged request
 _MAX_PASSES = 64
 
 
 class QueuePolicy(ABC):
-    """Holds what waits. No order is final before a request starts."""
+    """The waiting requests and their order, which is not final before a request starts."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
 
     @abstractmethod
     def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
-        """Let it wait. Args: `is_ahead`: it was preempted, and goes before its equals."""
+        """Add a request; `is_ahead`: it was preempted, and goes before its equals."""
 
     @abstractmethod
     def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
-        """Whose turn it is, and the class whose room it may take: its own, or a higher one if it has waited long."""
+        """Return the request that starts next, and the class from which it may take room; None: nothing can start.
+
+        The class is the request's own, or a higher one if the request has waited long.
+        """
 
     @abstractmethod
     def take(self, ticket: Ticket) -> None:
-        """It starts."""
+        """Remove a request that starts."""
 
     @abstractmethod
     def remove(self, ticket: Ticket) -> None:
-        """It leaves without having started."""
+        """Remove a request that leaves without having started."""
 
     def settle(self, ticket: Ticket, work: float) -> None:
-        """A request that was taken runs no longer, and has taken so much."""
+        """Account for the work of a request that has stopped running."""
 
     def pass_over(self, ticket: Ticket) -> bool:  # noqa: ARG002  most let nobody pass
-        """Whether others may go before the one whose turn it is and who does not fit; `first` names the next."""
+        """Return whether other requests may go before the next one, which does not fit; `first` then names another."""
         return False
 
     @abstractmethod
     def ahead_of(self, ticket: Ticket) -> Backlog:
-        """What would start before a request that comes now, at most."""
+        """Return the most that would start before a request that comes now."""
 
     def num_aged_ahead_of(self, ticket: Ticket) -> tuple[int, int] | None:  # noqa: ARG002  most know no age
-        """What waits and is of the classes above, and what else, if who is old enough has a turn; None: he has not."""
+        """Return the waiting requests of the classes above and the other waiting ones, if aged requests have a turn.
+
+        None: age gives no turn.
+        """
         return None
 
     @abstractmethod
     def waiting_of(self, priority: Priority) -> Backlog:
-        """Of a class."""
+        """Return what waits of a class."""
 
     @abstractmethod
     def waiting_of_tenant(self, ticket: Ticket) -> tuple[Backlog, float]:
-        """What the tenant of a request has waiting in its class, and its weight; infinite where all are one."""
+        """Return what a request's tenant has waiting in its class, and the tenant's weight.
+
+        The weight is math.inf where tenants are not told apart.
+        """
 
 
 class FirstComeFirstServed(QueuePolicy):
-    """One line for all, as upstream has it; classes and tenants count for nothing but their bounds."""
+    """One queue for every request, as upstream has it; classes and tenants count for their bounds alone."""
 
     def __init__(self, spec: QueueSpec, is_over_share: _IsOverShare, may_begin: _MayBegin) -> None:
         del spec, is_over_share, may_begin
         self._classes = dict.fromkeys(Priority, Backlog())
         self._order: OrderedDict[int, Ticket] = OrderedDict()
-        self._ahead: list[Ticket] = []  # preempted; the last goes first
+        self._ahead: list[Ticket] = []  # preempted requests; the last goes first
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return len(self._order) + len(self._ahead)
 
     def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
-        """To the end of the line, or to its front."""
+        """Add a request at the end of the queue, or at its front."""
         if is_ahead:
             self._ahead.append(ticket)
         else:
@@ -87,32 +96,32 @@ class FirstComeFirstServed(QueuePolicy):
         self._count(ticket, 1)
 
     def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
-        """The oldest."""
+        """Return the oldest request and its class."""
         del now_s
         ticket = self._ahead[-1] if self._ahead else next(iter(self._order.values()), None)
         return None if ticket is None else (ticket, ticket.priority)
 
     def take(self, ticket: Ticket) -> None:
-        """It starts."""
+        """Remove a request that starts."""
         self.remove(ticket)
 
     def remove(self, ticket: Ticket) -> None:
-        """It leaves."""
+        """Remove a request."""
         if self._order.pop(ticket.key, None) is None:
             self._ahead.remove(ticket)
         self._count(ticket, -1)
 
     def ahead_of(self, ticket: Ticket) -> Backlog:
-        """Everything."""
+        """Return everything that waits."""
         del ticket
         return sum(self._classes.values(), Backlog())
 
     def waiting_of(self, priority: Priority) -> Backlog:
-        """Of a class."""
+        """Return what waits of a class."""
         return self._classes[priority]
 
     def waiting_of_tenant(self, ticket: Ticket) -> tuple[Backlog, float]:
-        """Tenants are not told apart."""
+        """Return what waits of a request's class, and math.inf: tenants are not told apart."""
         return self._classes[ticket.priority], math.inf
 
     def _count(self, ticket: Ticket, sign: int) -> None:
@@ -120,17 +129,18 @@ class FirstComeFirstServed(QueuePolicy):
 
 
 class FairClasses(QueuePolicy):
-    """Higher classes first, tenants of a class by their shares.
+    """Higher classes first, and the tenants of a class by their shares.
 
-    Who has waited `ageing_s` has every fourth start, whatever its class, the oldest first: so nothing starves, and the
-    classes above lose no more than that. One that does not fit then is passed by, so often; then it is waited for.
+    A request that has waited `ageing_s` has every fourth start, whatever its class, the oldest first: so nothing
+    starves, and the classes above lose no more than that. An aged request that does not fit is passed by `_MAX_PASSES`
+    times; then the queue waits for it.
     """
 
     def __init__(self, spec: QueueSpec, is_over_share: _IsOverShare, may_begin: _MayBegin) -> None:
         self._ageing_s = spec.ageing_s
         self._may_begin = may_begin
         self._num_starts_since_aged = 0
-        self._aged: Ticket | None = None  # whose turn it is for its age
+        self._aged: Ticket | None = None  # the request that has the next start for its age
         self._num_passes = 0
         self._classes = {
             priority: FairShares(
@@ -140,15 +150,15 @@ class FairClasses(QueuePolicy):
         }
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return sum(len(line) for line in self._classes.values())
 
     def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
-        """Into its class."""
+        """Add a request to the queue of its class."""
         self._classes[ticket.priority].put(ticket, is_ahead=is_ahead)
 
     def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
-        """The next of the highest class, or who has waited too long."""
+        """Return the next request of the highest class, or one that has waited too long."""
         for priority in Priority:
             ticket = self._classes[priority].first()
             if ticket is not None and self._may_begin(ticket):
@@ -164,7 +174,7 @@ class FairClasses(QueuePolicy):
         return min(aged, key=lambda ticket: (ticket.arrival_s, -ticket.priority), default=None)
 
     def take(self, ticket: Ticket) -> None:
-        """It starts."""
+        """Remove a request that starts, and count its start."""
         if ticket is self._aged:
             self._num_starts_since_aged = self._num_passes = 0
         else:
@@ -173,11 +183,11 @@ class FairClasses(QueuePolicy):
         self._classes[ticket.priority].take(ticket)
 
     def settle(self, ticket: Ticket, work: float) -> None:
-        """To its tenant."""
+        """Pass the work of a request on to its tenant's share."""
         self._classes[ticket.priority].settle(ticket, work)
 
     def pass_over(self, ticket: Ticket) -> bool:
-        """The aged one, `_MAX_PASSES` times."""
+        """Return whether the next request is an aged one that may be passed by, at most `_MAX_PASSES` times."""
         if ticket is not self._aged or self._num_passes >= _MAX_PASSES:
             return False
         self._num_passes += 1
@@ -185,27 +195,27 @@ class FairClasses(QueuePolicy):
         return True
 
     def remove(self, ticket: Ticket) -> None:
-        """It leaves."""
+        """Remove a request."""
         self._classes[ticket.priority].remove(ticket)
 
     def ahead_of(self, ticket: Ticket) -> Backlog:
-        """The classes above, and of its own what the tenants' shares let go first."""
+        """Return what waits of the classes above, and what tenants' shares put before a request in its own class."""
         above = (line.backlog for priority, line in self._classes.items() if priority < ticket.priority)
         return sum(above, self._classes[ticket.priority].ahead_of(ticket.tenant))
 
     def num_aged_ahead_of(self, ticket: Ticket) -> tuple[int, int] | None:
-        """Everything that waits is older."""
+        """Return the waiting requests of the classes above and the other waiting ones: all are older than a new one."""
         if not self._ageing_s:
             return None
         num_above = sum(len(line) for priority, line in self._classes.items() if priority < ticket.priority)
         return num_above, len(self) - num_above
 
     def waiting_of(self, priority: Priority) -> Backlog:
-        """Of a class."""
+        """Return what waits of a class."""
         return self._classes[priority].backlog
 
     def waiting_of_tenant(self, ticket: Ticket) -> tuple[Backlog, float]:
-        """Of a request's tenant in its class."""
+        """Return what a request's tenant has waiting in its class, and its weight."""
         return self._classes[ticket.priority].waiting_of(ticket.tenant)
 
 

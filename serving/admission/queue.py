@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounded queue: who may join it, who is refused at once with the time to come back, and whose time has passed."""
+"""The bounded queue: which requests join it, which are refused at once with a retry time, and which are late."""
 
 import heapq
 import math
@@ -17,10 +17,11 @@ _TENANT_SHARE = 4.0
 
 
 class WaitingLine:
-    """What waits, in the order of a policy.
+    """The waiting requests, in the order of a policy.
 
     Args:
-        first_token_s: the target of the deployment, math.inf: none. Who cannot meet it is refused.
+        first_token_s: the deployment's TTFT target in seconds, math.inf: none. A request that cannot meet the target is
+            refused.
     """
 
     def __init__(self, spec: QueueSpec, estimate: WaitEstimate, *, first_token_s: float = math.inf) -> None:
@@ -32,10 +33,10 @@ class WaitingLine:
         if spec.refuse_within_ms is not None and first_token_s < math.inf:
             self._refuse_within_s = spec.refuse_within_ms / 1000
         self._tickets: dict[int, Ticket] = {}
-        self._limits: list[tuple[float, int]] = []  # a heap of (when, key) of those that may not wait for ever
+        self._limits: list[tuple[float, int]] = []  # a heap of (when, key) of requests with a time limit
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return len(self._tickets)
 
     def __contains__(self, key: int) -> bool:
@@ -43,53 +44,55 @@ class WaitingLine:
 
     @property
     def num_waiting(self) -> dict[str, int]:
-        """By the names of the classes."""
+        """Return the number of waiting requests by the names of the classes."""
         return {priority.name.lower(): self._policy.waiting_of(priority).num_requests for priority in Priority}
 
     @property
     def num_tokens(self) -> int:
-        """Of all that wait: prompts and expected outputs."""
+        """Return the tokens of all waiting requests: prompts and expected outputs."""
         return sum(self._policy.waiting_of(priority).num_tokens for priority in Priority)
 
     def join(self, ticket: Ticket) -> None:
-        """Let a new request wait.
+        """Add a new request.
 
         Raises:
-            QueueFull: as many wait as may.
-            Unavailable: it could not start in time.
+            QueueFull: the queue of the class is full.
+            Unavailable: the request could not start in time.
         """
         self._refuse_beyond_bounds(ticket)
         self._refuse_too_late(ticket)
         if _is_held_to_target(ticket):
             ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
-            patience = 2 if ticket.priority is Priority.PREMIUM else 1  # it is overtaken by nobody, so a seat may come
+            patience = 2 if ticket.priority is Priority.PREMIUM else 1  # nothing overtakes premium: a seat may come
             ticket.decide_s = ticket.arrival_s + patience * self._refuse_within_s
         self._put(ticket, is_ahead=False)
 
     def rejoin(self, ticket: Ticket) -> None:
-        """Let a request wait that was preempted; it is never refused."""
+        """Add a request that was preempted; it is never refused."""
         ticket.decide_s = math.inf
         self._put(ticket, is_ahead=True)
 
     def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
-        """Whose turn it is, and the class whose room it may take."""
+        """Return the request that starts next, and the class from which it may take room; None: nothing can start."""
         return self._policy.first(now_s)
 
     def take(self, ticket: Ticket) -> None:
-        """It starts."""
+        """Remove a request that starts."""
         self._policy.take(ticket)
         self._forget(ticket)
 
     def leave(self, key: int) -> Ticket:
-        """It does not want to start any more."""
+        """Remove a request that will not start, and return it."""
         ticket = self._tickets[key]
         self._policy.remove(ticket)
         self._forget(ticket)
         return ticket
 
     def take_late(self, now_s: float) -> list[Ticket]:
-        """Those whose time has passed, who could only start too late for the target, or who have no room when it is to
-        be decided; they wait no longer.
+        """Remove and return the requests that are late.
+
+        A request is late when its time has passed, when it could only start too late for the TTFT target, or when it
+        has no room at the time when that is decided.
         """
         late = []
         while self._limits and self._limits[0][0] <= now_s:
@@ -98,14 +101,17 @@ class WaitingLine:
             if ticket is None or _limit_s(ticket) > now_s:
                 continue
             if ticket.decide_s <= now_s < _last_s(ticket) and self._starts_next(ticket):
-                ticket.decide_s = now_s + self._refuse_within_s  # it waits for nothing but the end of a step
+                ticket.decide_s = now_s + self._refuse_within_s  # the request waits for nothing but the end of a step
                 heapq.heappush(self._limits, (_limit_s(ticket), key))
             else:
                 late.append(self.leave(key))
         return late
 
     def next_limit_s(self) -> float:
-        """When `take_late` may have the next one; math.inf: none has a limit. Some of those have gone meanwhile."""
+        """Return when `take_late` may have the next request, in seconds of the clock; math.inf: no request has a limit.
+
+        Some of the requests with a limit may have gone meanwhile.
+        """
         return self._limits[0][0] if self._limits else math.inf
 
     def _forget(self, ticket: Ticket) -> None:
@@ -119,16 +125,19 @@ class WaitingLine:
         limit_s = _limit_s(ticket)
         if limit_s < math.inf:
             heapq.heappush(self._limits, (limit_s, ticket.key))
-            if len(self._limits) > 2 * len(self._tickets) + 64:  # of those that have gone
+            if len(self._limits) > 2 * len(self._tickets) + 64:  # entries of requests that have gone
                 self._limits = [limit for limit in self._limits if limit[1] in self._tickets]
                 heapq.heapify(self._limits)
 
     def _refuse_beyond_bounds(self, ticket: Ticket) -> None:
-        """Of a class and, so that one tenant's flood leaves the others room, of a tenant in it.
+        """Check the bounds of a class and, so that one tenant's flood leaves the others room, of a tenant in it.
 
         A tenant may have `_TENANT_SHARE` times as much waiting as is free, by weight: alone four fifths, and of n that
         flood each 4 / (4n + 1). Dynamic thresholds (Choudhury, Hahne 1998). What there is room for starts with the next
         step and does not count as waiting.
+
+        Raises:
+            QueueFull: a bound is reached.
         """
         spec, name = self._spec, ticket.priority.name.lower()
         waiting = _without_starting(self._policy.waiting_of(ticket.priority), self._estimate.room_for(ticket))
@@ -138,7 +147,7 @@ class WaitingLine:
             ("tokens", waiting.num_tokens, own.num_tokens, ticket.num_queued_tokens, spec.max_tokens),
         ):
             if not num_waiting:
-                continue  # one always fits
+                continue  # one request always fits
             num_free = limit - num_waiting
             if num_new > num_free:
                 full = f"{num_waiting} {what} of {name} requests wait"
@@ -167,7 +176,7 @@ class WaitingLine:
             )
 
     def _allowed_for_target_s(self) -> float:
-        """How long a request may wait and have its first token in time.
+        """Return the seconds that a request may wait and still have its first token in time.
 
         At least half of the target: were it nothing once first tokens had been late, nothing would start any more that
         could show that they are not.
@@ -175,15 +184,15 @@ class WaitingLine:
         return self._first_token_s - min(self._estimate.first_token_s, self._first_token_s / 2)
 
     def settle(self, ticket: Ticket, work: float) -> None:
-        """What a request has taken is known now."""
+        """Account for the work that a request took, once it is known."""
         self._policy.settle(ticket, work)
 
     def pass_over(self, ticket: Ticket) -> bool:
-        """Whether others may go before the one whose turn it is and who does not fit."""
+        """Return whether other requests may go before the next one, which does not fit."""
         return self._policy.pass_over(ticket)
 
     def _starts_next(self, ticket: Ticket) -> bool:
-        """Of one that waits: whether there is room for it and all before it."""
+        """Return whether there is room for a waiting request and all before it."""
         return self._estimate.fits_now(self._policy.ahead_of(ticket), ticket)
 
     def _wait_s(self, ticket: Ticket) -> float:
@@ -195,7 +204,7 @@ class WaitingLine:
 
 
 def _without_starting(waiting: Backlog, room: Room) -> Backlog:
-    """What waits and finds no room; all requests as if they were of one size."""
+    """Return what waits and finds no room, counting all requests as if they were of one size."""
     if not waiting.num_requests:
         return waiting
     size = max(1.0, waiting.num_tokens / waiting.num_requests)
@@ -204,7 +213,7 @@ def _without_starting(waiting: Backlog, room: Room) -> Backlog:
 
 
 def late_error(ticket: Ticket, now_s: float) -> ServingError:
-    """What the client of a request is told whose time has passed."""
+    """Return the error for the client of a request with a passed time limit."""
     waited_ms = round(1000 * (now_s - ticket.arrival_s))
     if now_s < min(ticket.start_by_s, ticket.end_by_s):
         return Unavailable(
@@ -217,7 +226,7 @@ def late_error(ticket: Ticket, now_s: float) -> ServingError:
 
 
 def _is_held_to_target(ticket: Ticket) -> bool:
-    """Whether the deployment's target for first tokens counts: not for batch that says how long it may take."""
+    """Return whether the TTFT target counts for a request: not for batch with a time limit of its own."""
     return ticket.priority is not Priority.BATCH or min(ticket.start_by_s, ticket.end_by_s) == math.inf
 
 
@@ -226,7 +235,7 @@ def _limit_s(ticket: Ticket) -> float:
 
 
 def _last_s(ticket: Ticket) -> float:
-    """After this it makes no sense any more."""
+    """Return the time in seconds after which the request is pointless."""
     if ticket.started_s is not None:
         return ticket.end_by_s
     return min(ticket.start_by_s, ticket.end_by_s, ticket.hopeless_s)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that was stopped goes on where it was: which ones can, and what the engine is given then."""
+"""Resumption of a preempted request: which requests can be resumed, and what the engine is given then."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ _RESUMABLE = frozenset(
 
 
 def is_resumable(request: GenerationRequest) -> bool:
-    """Whether it goes on exactly where it was stopped, when its output is put behind its prompt.
+    """Return whether a request goes on exactly where it was stopped, when its output is put behind its prompt.
 
     What looks at the output alone (penalties, guides, seeds, the least number of tokens) does not, and neither does
     what is told once or at the end.
@@ -28,7 +28,7 @@ def is_resumable(request: GenerationRequest) -> bool:
 
 
 def resumed(ticket: Ticket, key: int) -> GenerationRequest:
-    """What is left of it, as a request of its own."""
+    """Return the rest of a preempted request, as a request of its own under `key`."""
     request, num_output = ticket.request, len(ticket.output_ids)
     sampling = msgspec.structs.replace(request.sampling, max_tokens=request.sampling.max_tokens - num_output)
     return msgspec.structs.replace(

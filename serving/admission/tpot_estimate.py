@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast tokens come, and how many sequences may run beside each other at the pace that a target sets."""
+"""The TPOT estimate: the time of a step, and how many sequences may run beside each other within a TPOT target."""
 
 import bisect
 
@@ -17,28 +17,31 @@ _PROMPT_WEIGHT = 0.02  # of the newest step
 
 
 class Pace:
-    """Of one engine, by the time between the steps that make tokens.
+    """The TPOT estimate of one engine, by the time between the steps that make tokens.
 
-    An engine that steps by itself is asked more often than it has some, and a prefill may make none: their time counts
+    An engine that steps by itself is asked more often than it has tokens, and a prefill may make none: such time counts
     for the tokens that come next.
 
     Args:
-        tpot_s: the target for each further token, None: none.
+        tpot_s: the target in seconds for each token after the first, None: none.
     """
 
     def __init__(self, ends: ExpectedEnds, tpot_s: float | None) -> None:
         self._ends = ends
         self._tpot_s = tpot_s
         self._times = StepTimes()
-        self._pending_s = 0.0  # since tokens came the last time
+        self._pending_s = 0.0  # time since the last tokens
         self._num_pending_prompt_tokens = 0
         self._prompt_tokens_per_step = 0.0
 
     def note(self, seconds: float, *, num_seqs: int, num_prompt_tokens: int, num_made: int) -> None:
-        """A step of so many sequences has taken so long, and has made so many tokens of all together.
+        """Note a step of `seconds`.
 
         Args:
-            num_prompt_tokens: of those that began with it.
+            seconds: duration of the step.
+            num_seqs: sequences in the step.
+            num_prompt_tokens: prompt tokens of the requests that began with the step.
+            num_made: tokens that the step made, over all sequences.
         """
         self._pending_s += seconds
         self._num_pending_prompt_tokens += num_prompt_tokens
@@ -53,21 +56,21 @@ class Pace:
         self._pending_s, self._num_pending_prompt_tokens = 0.0, 0
 
     def allows(self, num_seqs: int) -> bool:
-        """Whether so many sequences have their tokens in time; one always does."""
+        """Return whether `num_seqs` sequences meet the TPOT target; one always does."""
         if self._tpot_s is None or num_seqs == 1:
             return True
         seconds = self._times.seconds(num_seqs, prompt_tokens_per_step=self._prompt_tokens_per_step)
         return seconds is None or seconds <= self._tpot_s
 
     def most_seqs(self, limit: int) -> int:
-        """The most that it allows, at least 1 and at most the limit."""
+        """Return the most sequences that meet the TPOT target, at least 1 and at most `limit`."""
         if self._tpot_s is None:
             return limit
         return 1 + bisect.bisect_left(range(2, limit + 1), 1, key=lambda num_seqs: not self.allows(num_seqs))
 
 
 class StepTimes:
-    """Fits seconds = a + b x sequences + c x prompt tokens to the last steps, by weighted least squares.
+    """A fit of seconds = a + b x sequences + c x prompt tokens to the last steps, by weighted least squares.
 
     Decoding reads the weights once (a) and each sequence's KV cache (b); prefill computes by tokens (c).
     """
@@ -79,7 +82,7 @@ class StepTimes:
         self._factors = (0.0, 0.0, 0.0)
 
     def note(self, seconds: float, *, num_seqs: int, num_prompt_tokens: int) -> None:
-        """A token of each sequence has taken so long, with so many of them and so many tokens of prompts that began."""
+        """Note that a token of each sequence took `seconds`, beside `num_prompt_tokens` tokens of new prompts."""
         row = np.array((1.0, num_seqs, num_prompt_tokens), dtype=np.float64)
         self._products = _FORGET * self._products + np.outer(row, row)
         self._targets = _FORGET * self._targets + seconds * row
@@ -93,7 +96,7 @@ class StepTimes:
             self._factors = (fixed_s, sequence_s, prompt_s)
 
     def seconds(self, num_seqs: int, *, prompt_tokens_per_step: float = 0.0) -> float | None:
-        """Of a step with so many sequences; None: too few have been seen."""
+        """Return the seconds of a step with `num_seqs` sequences; None: too few steps have been seen."""
         if self._num_steps < _MIN_STEPS:
             return None
         fixed_s, sequence_s, prompt_s = self._factors

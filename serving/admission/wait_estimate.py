@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a request would wait, from how fast those in flight make room; refusals and retry hints hang on it."""
+"""The time that a request would wait, by how fast requests in flight free KV budget; for refusals and retry times."""
 
 import math
 
@@ -18,7 +18,7 @@ _LEAST_SHARE = 0.01
 
 
 class WaitEstimate:
-    """Of one engine. A class waits for what those above it leave, so what these took lately is taken off."""
+    """The waiting times of one engine. A class waits for what the classes above it leave of the recent starts."""
 
     def __init__(self, budget: KvBudget, prefill: BatchPrefill) -> None:
         self._budget = budget
@@ -26,11 +26,11 @@ class WaitEstimate:
         self.ends = ExpectedEnds(budget)
         self._first_token = _Mean()
         self._stay = _Mean()
-        self._starts = dict.fromkeys(Priority, 0.0)  # that fade with time, at `_starts_at_s`
+        self._starts = dict.fromkeys(Priority, 0.0)  # recent starts, which fade with time, as of `_starts_at_s`
         self._starts_at_s = 0.0
 
     def note_start(self, priority: Priority, now_s: float) -> None:
-        """A request of a class has started."""
+        """Note that a request of a class has started."""
         self._fade_starts(now_s)
         self._starts[priority] += 1.0
 
@@ -40,78 +40,86 @@ class WaitEstimate:
         self._starts_at_s = max(now_s, self._starts_at_s)
 
     def _share_above(self, priority: Priority, now_s: float) -> float:
-        """What the classes above took of the starts lately; of few it says little, so one more is added for nobody."""
+        """Return the fraction of recent starts that the classes above took.
+
+        A few starts say little, so one more is added that is of no class.
+        """
         self._fade_starts(now_s)
         return sum(self._starts[one] for one in Priority if one < priority) / (sum(self._starts.values()) + 1.0)
 
     def note_first_token(self, after_start_s: float) -> None:
-        """A request has made its first token so long after its start."""
+        """Note the seconds from a request's start to its first token."""
         self._first_token.add(after_start_s)
 
     def note_end(self, stay_s: float) -> None:
-        """A request has come to its end so long after its start."""
+        """Note the seconds from a request's start to its end."""
         self._stay.add(stay_s)
 
     @property
     def first_token_s(self) -> float:
-        """From a start to the first token, as it was lately; 0 before there was one."""
+        """Return the recent seconds from a start to the first token; 0 before the first sample."""
         return self._first_token.value
 
     @property
     def stay_s(self) -> float:
-        """From a start to the end, as it was lately; 0 before there was one."""
+        """Return the recent seconds from a start to the end; 0 before the first sample."""
         return self._stay.value
 
     def service_s(self, ticket: Ticket) -> float:
-        """From its start to its end, by what its tenant's requests made; 0 while nothing is known."""
+        """Return the seconds from a request's start to its end, by what its tenant's requests made.
+
+        The result is 0 while nothing is known.
+        """
         return self.first_token_s + ticket.num_queued_output_tokens * self.ends.token_s
 
     def is_over_share(self, tenant: str) -> bool:
-        """Whether a tenant holds more than its fair share."""
+        """Return whether a tenant holds more than its fair share."""
         return self._budget.is_over_share(tenant)
 
     def room_for(self, ticket: Ticket) -> Room:
-        """What is free now of what this one may take."""
+        """Return the free KV budget that a request may take."""
         return self._budget.room_for(ticket.priority, ticket.tenant)
 
     def may_begin(self, ticket: Ticket) -> bool:
-        """Whether its prompt may be prefilled beside what runs, if there is room for it."""
+        """Return whether a request's prompt may be prefilled beside what runs, if there is room for it."""
         return self._prefill.may_begin(ticket.priority, ticket.num_known_tokens)
 
     def note_waiting(self, ticket: Ticket, *, is_waiting: bool) -> None:
-        """It waits from now on, or no longer."""
+        """Note that a request waits, or waits no longer."""
         if ticket.priority is Priority.BATCH:
             (self._prefill.wait if is_waiting else self._prefill.wait_no_longer)(ticket.num_known_tokens)
 
     def fits_now(self, waiting: Backlog, ticket: Ticket) -> bool:
-        """Whether there is room for all of `waiting`, the last of which is this one."""
+        """Return whether there is room for all of `waiting`, which ends with this request."""
         if ticket.priority is Priority.BATCH and not self._prefill.begins_next(ticket.num_known_tokens):
             return False
         return self.room_for(ticket).holds(self._budget.needs(waiting.num_requests, waiting.num_tokens))
 
     def wait_s(self, ahead: Backlog, ticket: Ticket) -> float:
-        """Until there is room for a request that comes now behind `ahead`; 0 while nothing is known."""
+        """Return the seconds until there is room for a new request behind `ahead`; 0 while nothing is known."""
         needed = self._budget.needs(ahead.num_requests + 1, ahead.num_tokens + ticket.num_queued_tokens)
         share = 1.0 - self._share_above(ticket.priority, ticket.arrival_s)
         room = self.room_for(ticket)
         return self.ends.seconds_until(needed, room, share=max(share, _LEAST_SHARE), stay_s=self.stay_s)
 
     def held_back_s(self, ahead: Backlog, ticket: Ticket) -> float:
-        """Until its prompt may be prefilled, whatever room there is; only of the batch class more than 0."""
+        """Return the seconds until a request's prompt may be prefilled, whatever room there is; 0 for all but batch."""
         if ticket.priority is not Priority.BATCH:
             return 0.0
         num_steps = self._prefill.steps_until(ticket.num_known_tokens, num_ahead=ahead.num_requests)
         return num_steps * self.ends.token_s
 
     def turn_s(self, num_above: int, num_beside: int, *, ageing_s: float) -> float:
-        """Until a request that comes now has a turn for its age, however many come in the classes above it.
+        """Return the seconds until a new request has a turn for its age, however many come in the classes above it.
 
-        Those above it that wait already are older, and go first by class and by age. Then it has one of so many starts,
-        behind those of its own class and below. As fast as starts came lately; math.inf: none did.
+        Requests above it that wait already are older, and go first by class and by age. Then one of `STARTS_FOR_AGED`
+        starts is for aged requests, and the new request comes behind those of its own class and below. Starts are taken
+        to come as fast as they did lately; math.inf: none came.
 
         Args:
-            num_above: that wait, of the classes above.
-            num_beside: that wait, of its own class and below.
+            num_above: waiting requests of the classes above.
+            num_beside: waiting requests of its own class and below.
+            ageing_s: seconds after which a waiting request has a turn for its age.
         """
         starts_per_s = sum(self._starts.values()) / _STARTS_FADE_S
         if not starts_per_s:
@@ -121,7 +129,7 @@ class WaitEstimate:
 
 
 class _Mean:
-    """In which old samples fade."""
+    """A mean in which old samples fade."""
 
     def __init__(self) -> None:
         self._weight = self._sum = 0.0
@@ -136,5 +144,5 @@ class _Mean:
 
 
 def retry_after_ms(wait_s: float, allowed_s: float) -> int:
-    """When what is too long now will be short enough, if nobody else comes; at most an hour."""
+    """Return the milliseconds until too long a wait is short enough, if nothing else arrives; at most an hour."""
     return max(1, math.ceil(1000 * min(3600.0, wait_s - allowed_s)))

@@ -60,7 +60,7 @@ def test_what_is_preempted_goes_on_where_it_was_stopped() -> None:
 
 
 def seat(**changes: object) -> AdmissionRun:
-    """One request at a time, each of which takes 8 steps of 10 ms and a little."""
+    """Return a run with one request at a time, each of which takes 8 steps of 10 ms and a little."""
     parts = dict(changes)
     slo = SloSpec.model_validate(parts.pop("slo", {}))
     return AdmissionRun(spec(**parts), small_engine(max_num_seqs=1), slo)
@@ -253,7 +253,7 @@ def test_a_flood_of_one_tenant_leaves_the_others_room_to_wait() -> None:
 
 
 def after_warm_up(run: AdmissionRun) -> AdmissionRun:
-    """What a step takes is known, and no longer how long the first requests took."""
+    """Run requests until the time of a step is known, and the time of the first requests is forgotten."""
     for key in range(10_000, 10_005):
         run.add(request(key))
         run.drain()
@@ -278,7 +278,7 @@ def test_who_would_get_its_first_token_too_late_is_refused_at_once_and_told_when
 
 
 def beside(run: AdmissionRun, after_s: float) -> dict[int, str]:
-    """What is told so long after, while the engine does not step."""
+    """Return the errors told `after_s` seconds later, while the engine does not step."""
     run.clock.sleep_s(after_s)
     chunks = run.engine.refuse_late()
     for chunk in chunks:
@@ -367,7 +367,7 @@ def test_a_deadline_ends_a_running_request_and_a_queue_timeout_does_not() -> Non
 
 
 def most_at_once_when_warm(run: AdmissionRun) -> int:
-    """Of requests in the engine, from the hundredth end on."""
+    """Return the most requests at once in the engine, from the hundredth end on."""
     most = 0
     while run.engine.has_work:
         run.step()
@@ -520,7 +520,7 @@ def test_room_of_what_is_stopped_is_not_promised_before_it_is_free() -> None:
 
 
 def test_what_a_request_took_counts_for_its_tenant_and_not_what_was_expected() -> None:
-    """Most of one tenant's requests are tiny, so a large one of his looks tiny: it is put down to him all the same."""
+    # Most requests of a tenant are tiny, so a large one is expected to be tiny: the tenant is charged for it in full.
     run = AdmissionRun()
     rng = random.Random(4)
     tokens = {"large": 0, "even": 0}

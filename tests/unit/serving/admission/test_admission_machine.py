@@ -14,7 +14,7 @@ BLOCK_TOKENS = 8
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """`KvBudget` by itself."""
+    """Random calls of `KvBudget` by itself."""
 
     @initialize(
         num_blocks=st.integers(1, 40),
@@ -34,7 +34,7 @@ class BudgetMachine(RuleBasedStateMachine):
         self.last_key = 0
 
     def would_fit(self, promises: dict[int, int], share: float = 1.0) -> bool:
-        """By brute force: every token is put into a block of its request."""
+        """Return whether the reservations fit, by brute force: every token is put into a block of its request."""
         blocks = {(key, token // BLOCK_TOKENS) for key, num_tokens in promises.items() for token in range(num_tokens)}
         return (
             len(promises) <= int(share * self.max_num_seqs)
@@ -81,7 +81,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """The whole admission over the simulated engine: `AdmissionRun` checks after every event."""
+    """Random requests through admission over the simulated engine; `AdmissionRun` checks after every event."""
 
     @initialize(
         forecast=st.sampled_from(["learned", "max_tokens"]),

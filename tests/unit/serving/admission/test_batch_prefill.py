@@ -14,7 +14,7 @@ BATCH, STANDARD = Priority.BATCH, Priority.STANDARD
 
 
 def beside_one() -> BatchPrefill:
-    """A tenth of 1000 tokens beside a request that is decoding."""
+    """Return a limit of a tenth of 1000 tokens, with a request that is decoding."""
     bound = BatchPrefill(step_tokens=1000, share=0.1)
     bound.begin(1, STANDARD, 500)
     bound.note_token(1)
@@ -98,7 +98,7 @@ def test_the_steps_that_one_would_be_held_back_are_those_that_it_is() -> None:
 
 
 def started_batch(run: AdmissionRun, num_steps: int) -> int:
-    """Batch requests of 40 tokens that have their first token after so many steps."""
+    """Return the batch requests of 40 tokens that have started after `num_steps` steps."""
     run.add(request(0, 8, 200))
     for key in range(1, 9):
         run.add(request(key, 40, 100, priority=3))

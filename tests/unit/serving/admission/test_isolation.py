@@ -30,7 +30,7 @@ Arrivals = Iterator[tuple[float, GenerationRequest]]
 
 
 def stream(number: int, per_s: float, seconds: float, **scheduling: object) -> Arrivals:
-    """Requests of one tenant or class, some 50 tokens long."""
+    """Yield the arrivals of one tenant or class, some 50 tokens long each."""
     rng = random.Random(number)
     for count, at in enumerate(arrivals_s(rng, "poisson", per_s, seconds)):
         yield (
@@ -50,7 +50,7 @@ def run(streams: list[Arrivals], seconds: float, spec: AdmissionSpec, slo: SloSp
 
 
 def of_the_others(flood: float, **parts: object) -> tuple[float, float]:
-    """The p99 TTFT, and the share that was answered, of three tenants beside a fourth with so many times its share."""
+    """Return the p99 TTFT and the answered share of three tenants beside one with `flood` times its share."""
     seconds, share_per_s = 120.0, 0.8 * CAPACITY_PER_S / 4
     streams = [stream(number, share_per_s, seconds, tenant=str(number)) for number in range(3)]
     streams.append(stream(3, flood * share_per_s, seconds, tenant="flood"))
@@ -145,7 +145,7 @@ def test_who_is_let_in_because_its_age_gives_it_a_turn_has_that_turn_in_time(pre
     records = [one for one in run(streams, seconds, spec, slo) if one.sent_s < seconds - 20]
 
     def of(tenant: str) -> tuple[int, int, int]:
-        """Those that were refused at once, those that started, and those whose time passed while they waited."""
+        """Return how many requests of a tenant were refused at once, started, and ran out of time waiting."""
         own = [one for one in records if one.request.scheduling.tenant == tenant]
         num_refused = sum(one.refused_s == one.sent_s for one in own)
         num_started = sum(one.first_s is not None for one in own)

@@ -31,7 +31,7 @@ REFUSED_AT = {3: 2, 2: 3}  # by class: the step from which on it is not let in
 
 @dataclass
 class Shedding:
-    """A run under a load that changes, and what the ladder did."""
+    """A run under a load that changes, and the load-shedding levels that it entered."""
 
     run: AdmissionRun = field(
         default_factory=lambda: AdmissionRun(
@@ -108,7 +108,7 @@ def test_what_is_given_up_follows_the_load_up_and_down() -> None:
 
 
 def test_an_engine_stands_idle_for_nobody_though_all_come_back_when_they_are_told() -> None:
-    """60 clients of a class that is refused from step 3 on, each of which asks again exactly when it is told to."""
+    # 60 clients of a class that is refused from level 3 on; each asks again exactly when it is told to.
     found = Shedding()
     found.run = AdmissionRun(found.run.spec, found.run.engine_spec, SloSpec(ttft_ms=60.0))
     clock, engine = found.run.clock, found.run.engine
