@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the models of one server share of a device: a ledger in memory, and who holds what of it."""
+"""The shares of a device that the models of one server hold: a ledger in memory, and what each member holds of it."""

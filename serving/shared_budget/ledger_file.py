@@ -54,18 +54,22 @@ _open_files: weakref.WeakSet["LedgerFile"] = weakref.WeakSet()
 
 
 class LedgerFile:
-    """One member's view of the file; for one thread.
+    """The view that one member has of the ledger's file; for one thread.
 
     Attributes:
-        words, floats: the same memory, as whole numbers and as floating-point numbers.
-        slot: where this member's words begin.
+        words, floats: the mapped memory, as whole numbers and as floating-point numbers.
+        slot: index of the first word of this member's slot.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises: OSError: the file cannot be made or mapped."""
+        """Open and map the file.
+
+        Raises:
+            OSError: the file cannot be made or mapped.
+        """
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._fd, _SIZE_BYTES)  # the same size whoever comes first
+        os.ftruncate(self._fd, _SIZE_BYTES)  # the same size whichever member comes first
         # Opened once more, for a mapping keeps a descriptor open: the locks are to end with one `close`.
         with path.open("r+b") as mapped:
             self._map = mmap.mmap(mapped.fileno(), _SIZE_BYTES)
@@ -83,17 +87,17 @@ class LedgerFile:
         self.leave_to_parent()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: its parent's locks must not outlive the parent."""
+        """Close the file in a forked child, so that the parent's locks do not outlive the parent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     @contextlib.contextmanager
     def locked(self, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Iterator[None]:
-        """The ledger's lock. Nobody keeps it longer than it takes to add up the members.
+        """Hold the ledger's lock. Nobody keeps it longer than it takes to add up the members.
 
         Raises:
-            ServerError: somebody does, and was stopped meanwhile.
+            ServerError: another process keeps the lock for `timeout_s` seconds; it was stopped meanwhile.
         """
         if not self.try_lock(timeout_s=timeout_s):
             raise ServerError(f"{self.path} has been locked for {timeout_s:g} s; is one of its processes stopped?")
@@ -103,7 +107,7 @@ class LedgerFile:
             self.unlock()
 
     def try_lock(self, *, timeout_s: float) -> bool:
-        """False: somebody else still has the ledger's lock then."""
+        """Take the ledger's lock; return False if another process still holds it after `timeout_s` seconds."""
         num_tries = 1 + int(timeout_s / _RETRY_S)
         for left in reversed(range(num_tries)):
             if self._lock_byte(_LEDGER_BYTE):
@@ -113,14 +117,16 @@ class LedgerFile:
         return False
 
     def unlock(self) -> None:
-        """Let the others."""
+        """Release the ledger's lock."""
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, _LEDGER_BYTE, 1, 0))
 
     def take_slot(self) -> None:
-        """Under the ledger's lock: a slot that nobody alive has, emptied. The first member empties the whole file.
+        """Take a slot that no living member has, and empty it, under the ledger's lock.
+
+        The first member empties the whole file.
 
         Raises:
-            ServerError: as many are alive as can be.
+            ServerError: as many members are alive as there can be.
         """
         if self.words[_MAGIC_AT] != _MAGIC or not any(self._is_alive(number) for number in range(MAX_MEMBERS)):
             self.words[_MAGIC_AT] = 0
@@ -137,11 +143,11 @@ class LedgerFile:
         raise ServerError(f"{self.path} has {MAX_MEMBERS} members already; stop one of their processes")
 
     def slots(self) -> range:
-        """Where the words of each slot begin that was ever taken; PID is 0 in those without a member."""
+        """Return the index of the first word of each slot ever taken; PID is 0 in slots without a member."""
         return range(_SLOTS_AT, _SLOTS_AT + self.words[NUM_SLOTS] * _SLOT_WORDS, _SLOT_WORDS)
 
     def forget_dead(self) -> bool:
-        """Under the ledger's lock: empty the slots of those that have ended; whether there was one."""
+        """Empty the slots of members that have ended, under the ledger's lock; return whether there was one."""
         is_changed = False
         for slot in self.slots():
             if self.words[slot + PID] and not self._is_alive((slot - _SLOTS_AT) // _SLOT_WORDS):
@@ -150,13 +156,17 @@ class LedgerFile:
         return is_changed
 
     def resources(self) -> Iterator[tuple[str, int]]:
-        """Names, and where the words of each begin."""
+        """Yield the name of each resource and the index of its first word."""
         for number in range(self.words[NUM_RESOURCES]):
             at = _RESOURCES_AT + number * _RESOURCE_WORDS
             yield self._name(at), at
 
     def add_resource(self, name: str, count: int) -> None:
-        """Under the ledger's lock. Raises: ServerError: there are as many as can be."""
+        """Add a resource, under the ledger's lock.
+
+        Raises:
+            ServerError: as many resources are named as there can be.
+        """
         number = self.words[NUM_RESOURCES]
         if number == MAX_RESOURCES:
             raise ServerError(f"{self.path} has {MAX_RESOURCES} resources already; name fewer")
@@ -166,11 +176,11 @@ class LedgerFile:
         self.words[NUM_RESOURCES] = number + 1  # last: until now there is none
 
     def member_name(self, slot: int) -> str:
-        """As it joined."""
+        """Return the name with which a member has joined."""
         return self._name(slot + _NAME_AT)
 
     def put_member_name(self, name: str) -> None:
-        """Into this member's slot."""
+        """Write a name into this member's slot."""
         self._put_name(self.slot + _NAME_AT, name)
 
     def _name(self, at: int) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a member of a shared ledger sees of all of them: who holds what, who wants what, and the most that ever was."""
+"""The state of a shared ledger as a member sees it: what each holds and wants, and the most that was ever held."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from serving.shared_budget.ledger_file import (
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """Of all members together, in the resource's own units."""
+    """The use of a resource by all members together, in the resource's own units."""
 
     count: int
     held: int
@@ -29,27 +29,27 @@ class ResourceUse:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """One member as the others see it."""
+    """The state of a member as the others see it."""
 
     name: str
     pid: int
     weight: float
     held: Mapping[str, int]
-    wanted: Mapping[str, int]  # for its next start
+    wanted: Mapping[str, int]  # amounts for its next start
     num_waiting: int  # starts that it would make
     waits_s: float | None  # None: it wants nothing more
     num_starts: int
 
 
 def look_at_members(file: LedgerFile, *, now_ns: int) -> list[MemberState]:
-    """Under the ledger's lock: all that live."""
+    """Return all living members; to be called under the ledger's lock."""
     file.forget_dead()
     names = [name for name, _ in file.resources()]
     return [_state(file, slot, names, now_ns) for slot in file.slots() if file.words[slot + PID]]
 
 
 def look_at_resources(file: LedgerFile) -> dict[str, ResourceUse]:
-    """Under the ledger's lock: all that any member has named."""
+    """Return all resources that any member has named; to be called under the ledger's lock."""
     file.forget_dead()
     words = file.words
     return {

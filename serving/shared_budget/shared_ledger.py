@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of one server share of a device: named resources with a count each, who holds how much of them,
-who wants how much, and whose turn it is. No process keeps it: it is a file (`serving.shared_budget.ledger_file`).
+"""The shares of a device that the processes of one server hold: named resources with a count each, and turns for them.
+
+No process keeps the ledger: it is a file (`serving.shared_budget.ledger_file`), which says what each member holds and
+wants of each resource, and who is next.
 
 **Never more than there is.** The holdings of all members never add up to more than a resource's count. A member that
 ends, however, holds nothing any more.
 
-**Whose turn it is.** Start-time fair queueing (Goyal, Vin, Cheng 1996). A member has a tag, its work so far by its
+**Which member is next.** Start-time fair queueing (Goyal, Vin, Cheng 1996). A member has a tag, its work so far by its
 weight: its next start has that tag, and moves it on by work / weight. A start is granted if its amounts fit beside all
 that is held *and* beside all waiting starts with lower tags, the first of a member as well as those that it would make
 behind it. So
 
 - among members that always want more, work started is in proportion to their weights;
-- nobody passes one that wants much because he wants little: what comes free is kept for the first until it is enough.
-  Everybody's turn comes, for each start moves a tag on, and holdings end;
-- who wants nothing leaves his share to the others, and has it back as their holdings end; nothing is taken from anyone.
-  When he comes back his tag is at least that of the newest start: what he did not use is not owed to him.
+- no member passes one that wants much because it wants little: what comes free is kept for the first until it is
+  enough. Every member's turn comes, for each start moves a tag on, and holdings end;
+- a member that wants nothing leaves its share to the others, and has it back as their holdings end; nothing is taken
+  from any member. When it comes back its tag is at least that of the newest start: unused share is not owed to it.
 
 A wish counts for `_PATIENCE_S` after it was told last: a member that hangs keeps no room free.
 """
@@ -48,23 +50,23 @@ from trireme.base.errors import SpecError
 
 LEDGER_FILE = "shared-ledger"  # in the folder of a server (`serving.process.run_dir`)
 
-_PATIENCE_S = 1.0  # longer than a step of an engine, in which it asks for nothing
+_PATIENCE_S = 1.0  # seconds; longer than a step of an engine, in which it asks for nothing
 _LOCK_TIMEOUT_S = 0.001
 _NS = 1_000_000_000
 
 
 class SharedLedger:
-    """One member of a ledger; for one thread.
+    """A member of a ledger; for one thread.
 
     Args:
-        path: the same file for all; made by the first.
-        member: its name, for people.
+        path: the ledger's file, one for all members; made by the first.
+        member: name of the member, for people.
         weight: of this member's work against that of the others; above 0.
-        counts: of the resources that it uses, how much there is for all. All members must say the same.
-        monotonic_s: a clock that is one for all processes.
+        counts: how much there is for all members of each resource that this member uses. All members must say the same.
+        monotonic_s: a clock in seconds that is one for all processes.
 
     Raises:
-        SpecError: a name, count or weight that cannot be, or another count than a member that runs has.
+        SpecError: a name, count or weight is out of its range, or a count is not that of a member that runs.
         ServerError: there are too many members or resources.
     """
 
@@ -81,7 +83,7 @@ class SharedLedger:
         self._weight = weight
         self._counts = dict(counts)
         self._monotonic_s = monotonic_s
-        self._is_backlogged = False  # it has wanted more all the time since it was refused
+        self._is_backlogged = False  # the member has wanted more all the time since it was refused
         self._file = LedgerFile(path)
         try:
             with self._file.locked():
@@ -91,14 +93,15 @@ class SharedLedger:
             raise
 
     def try_acquire(self, amounts: Mapping[str, int], *, work: float | None = None, num_waiting: int = 1) -> bool:
-        """Hold so much more of each resource, all or nothing; False: it does not fit, or it is somebody else's turn.
+        """Hold `amounts` more, all or nothing; return False if they do not fit or other members are next.
 
-        What this member wants is for all to see from now on, until it has it, asks for something else or withdraws. Ask
+        All members see what this member wants from now on, until it has it, asks for something else or withdraws. Ask
         again within a second, or the turn passes.
 
         Args:
+            amounts: how much more to hold of each resource.
             work: what this start counts for, above 0; None: the largest part that it takes of any resource.
-            num_waiting: such starts that it would make, this one included.
+            num_waiting: such starts that this member would make, this one included.
 
         Raises:
             SpecError: an unknown resource, or an amount below 1 or above the count.
@@ -135,7 +138,10 @@ class SharedLedger:
             file.unlock()
 
     def release(self, amounts: Mapping[str, int]) -> None:
-        """Hold so much less. Without the lock: the others may see it a moment later, and never see too little."""
+        """Hold `amounts` less of the resources.
+
+        No lock is taken: the others may see it a moment later, and never see too little.
+        """
         words, held_at = self._file.words, self._file.slot + HELD
         for name, amount in amounts.items():
             number = self._numbers[name]
@@ -143,7 +149,7 @@ class SharedLedger:
             words[held_at + number] -= amount
 
     def charge(self, work: float) -> None:
-        """What was started has turned out to be so much more work, or less."""
+        """Add work to what has been started; negative: it took less than expected."""
         self._file.floats[self._file.slot + TAG] += work / self._weight
 
     def withdraw(self) -> None:
@@ -152,22 +158,22 @@ class SharedLedger:
         self._file.words[self._file.slot + NUM_WAITING] = 0
 
     def held(self) -> dict[str, int]:
-        """By this member, of the resources that it uses."""
+        """Return what this member holds of the resources that it uses."""
         words, held_at = self._file.words, self._file.slot + HELD
         return {name: words[held_at + number] for name, number in self._numbers.items()}
 
     def members(self) -> list[MemberState]:
-        """All that live, this one included."""
+        """Return all living members, this one included."""
         with self._file.locked():
             return look_at_members(self._file, now_ns=int(self._monotonic_s() * _NS))
 
     def resources(self) -> dict[str, ResourceUse]:
-        """All that any member has named."""
+        """Return all resources that any member has named."""
         with self._file.locked():
             return look_at_resources(self._file)
 
     def close(self) -> None:
-        """Hold nothing and be no member any more."""
+        """Release all that is held, and leave the ledger."""
         self._file.close()
 
     def _join(self, member: str) -> None:
@@ -202,7 +208,11 @@ class SharedLedger:
             )
 
     def _wanted(self, amounts: Mapping[str, int]) -> list[tuple[int, int, int]]:
-        """Number, place in the header and amount of each resource."""
+        """Return the number, the place in the header and the amount of each resource.
+
+        Raises:
+            SpecError: an unknown resource, or an amount below 1 or above the count.
+        """
         for name, amount in amounts.items():
             count = self._counts.get(name)
             if count is None:
@@ -212,7 +222,7 @@ class SharedLedger:
         return [(self._numbers[name], self._places[name], amount) for name, amount in amounts.items()]
 
     def _totals_if_fits(self, wanted: list[tuple[int, int, int]], now_ns: int) -> list[int] | None:
-        """What would be held of each resource then; None: it does not fit beside the others."""
+        """Return the total then held of each resource; None: the amounts do not fit beside the other members."""
         file, words, floats = self._file, self._file.words, self._file.floats
         own, since_ns = file.slot, now_ns - int(_PATIENCE_S * _NS)
         members = [slot for slot in file.slots() if words[slot + PID]]
@@ -233,7 +243,7 @@ class SharedLedger:
         return totals
 
     def _num_starts_before(self, slot: int, own_tag: float) -> int:
-        """Of another member's waiting starts, those with lower tags; of equal ones the lower slot's are before."""
+        """Return how many waiting starts of another member have lower tags; of equal tags the lower slot's go first."""
         words, floats = self._file.words, self._file.floats
         lead = own_tag - floats[slot + TAG]
         if lead < 0.0 or (lead == 0.0 and slot > self._file.slot):

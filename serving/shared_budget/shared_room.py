@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room that an engine shares with those of other models on its device: taken before a start, free at its end."""
+"""The budget that an engine shares with others on its device: taken before a start, released at the request's end."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -13,56 +13,62 @@ from trireme.base.errors import RequestError
 
 POLL_S = 0.002  # of an engine that has nothing else to do: nobody tells it that others have let go
 
-_FIRST_GUESS_S = 0.01  # too short rather than too long: who comes next begins where those are that run
-_NEW_PART = 0.1  # of the newest in the mean of the times
+_FIRST_GUESS_S = 0.01  # too short rather than too long: the next member begins where those that run are
+_NEW_PART = 0.1  # weight of the newest sample in the mean of the times
 
 
 class SharedRoom(Protocol):
-    """Asked for each start, and told of each end."""
+    """The shared budget, asked for each start and told of each end."""
 
     def refuse_never_fitting(self, num_tokens: int) -> None:
-        """Raises: RequestError: so much is not there, though nobody held anything."""
+        """Check that a request of `num_tokens` tokens fits while nobody holds anything.
+
+        Raises:
+            RequestError: the request does not fit.
+        """
 
     def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:
-        """Hold what a request of at most so many tokens takes; False: others hold it, or it is their turn.
+        """Hold what a request of at most `num_tokens` tokens takes; return False if others hold it or are next.
 
         Args:
+            key: of the request.
+            num_tokens: most tokens that the request may have.
             num_waiting: requests that would start now, this one included.
         """
 
     def free(self, key: int) -> None:
-        """It has left."""
+        """Release what a request holds."""
 
     def want_nothing(self) -> None:
-        """Nothing waits that would start if there were more."""
+        """Note that nothing waits that would start if there were more."""
 
 
 class NothingShared(SharedRoom):
-    """An engine that has its device to itself, or a part of it that is set aside."""
+    """The budget of an engine that has its device, or a part of it that is set aside, to itself."""
 
     def refuse_never_fitting(self, num_tokens: int) -> None:
-        """Everything fits."""
+        """Accept every request."""
 
     def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:  # noqa: ARG002
-        """There is always room."""
+        """Return True: there is always room."""
         return True
 
     def free(self, key: int) -> None:
-        """Nothing was held."""
+        """Do nothing: nothing was held."""
 
     def want_nothing(self) -> None:
-        """Nobody would know."""
+        """Do nothing: no other engine would know."""
 
 
 class _Held(msgspec.Struct):
     amounts: Mapping[str, int]
-    part: float  # of the device: the largest of any resource
+    part: float  # part of the device: the largest of any resource
     since_s: float
     expected_s: float
 
 
 class LedgerRoom(SharedRoom):
-    """Room in the ledger of a server.
+    """The budget from the ledger of a server.
 
     A request's work is its part of the device times the time for which it has it: so the parts of the device that
     models hold, over time, are in proportion to their weights while all want more. When a request starts, its time is
@@ -70,7 +76,7 @@ class LedgerRoom(SharedRoom):
     """
 
     def __init__(self, ledger: SharedLedger, spec: SharedBudgetSpec, clock: Clock, *, block_tokens: int) -> None:
-        """Args: `block_tokens`: tokens in a KV block of the engine."""
+        """Take the resources from the spec; `block_tokens`: tokens in a KV block of the engine."""
         self._ledger = ledger
         self._resources = spec.resources
         self._clock = clock
@@ -79,7 +85,11 @@ class LedgerRoom(SharedRoom):
         self._mean_s: float | None = None
 
     def refuse_never_fitting(self, num_tokens: int) -> None:
-        """By the count of each resource."""
+        """Check a request against the count of each resource.
+
+        Raises:
+            RequestError: the request takes more of a resource than there is.
+        """
         amounts = self._amounts(num_tokens)
         for resource in self._resources:
             if amounts[resource.name] > resource.count:
@@ -91,7 +101,7 @@ class LedgerRoom(SharedRoom):
                 )
 
     def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:
-        """By the rule of the ledger."""
+        """Hold what a request takes, if the ledger's fair order allows it; return whether it does."""
         amounts = self._amounts(num_tokens)
         part = max(amounts[resource.name] / resource.count for resource in self._resources)
         expected_s = _FIRST_GUESS_S if self._mean_s is None else self._mean_s
@@ -101,7 +111,7 @@ class LedgerRoom(SharedRoom):
         return True
 
     def free(self, key: int) -> None:
-        """And settle its time."""
+        """Release what a request holds, and charge the time that it took."""
         held = self._held.pop(key)
         self._ledger.release(held.amounts)
         took_s = max(1e-3, self._clock.now_s() - held.since_s)  # above 0: their mean is what a start costs
@@ -109,7 +119,7 @@ class LedgerRoom(SharedRoom):
         self._mean_s = took_s if self._mean_s is None else self._mean_s + _NEW_PART * (took_s - self._mean_s)
 
     def want_nothing(self) -> None:
-        """For all to see."""
+        """Withdraw what this member wants from the ledger."""
         self._ledger.withdraw()
 
     def _amounts(self, num_tokens: int) -> dict[str, int]:

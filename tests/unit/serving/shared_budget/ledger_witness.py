@@ -2,7 +2,7 @@
 """A process that takes and gives back units of a shared ledger as fast as it can, until it is killed.
 
 While it holds n units it holds the locks of n out of as many files as there are units. If the ledger ever let more be
-held than there is, somebody finds no such file, says so and ends.
+held than there is, some process finds no such file, says so and ends.
 """
 
 import contextlib

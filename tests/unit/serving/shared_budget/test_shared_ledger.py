@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server's processes share: never more than there is, by weight, and nothing lost with a member that dies."""
+"""Tests of the shared ledger: never more held than there is, shares by weight, nothing lost with a member that dies."""
 
 import os
 import random
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Members:
-    """Of one ledger, on one clock."""
+    """The members of one ledger, on one clock."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.clock = path, Clock()
@@ -55,7 +55,7 @@ def members(tmp_path: Path) -> Iterator[Members]:
 
 
 def die(ledger: SharedLedger) -> None:
-    """As the kernel does it for a process that is killed: its locks are gone, its words stay."""
+    """Leave a ledger as the kernel does for a killed process: its locks are gone, its words stay."""
     ledger._file.leave_to_parent()
 
 
@@ -126,7 +126,7 @@ def test_the_wish_of_a_member_that_hangs_keeps_no_room_free_for_long(members: Me
 def starts_under_saturation(
     ledgers: dict[str, SharedLedger], clock: Clock, *, num_steps: int, units: int
 ) -> Counter[str]:
-    """Everybody always wants one unit more; each is held for `units` steps, as many as there are."""
+    """Return the starts of members that each want one unit more at any time; each unit is held for `units` steps."""
     running: deque[tuple[int, str]] = deque()
     starts: Counter[str] = Counter()
     for step in range(num_steps):
@@ -250,11 +250,11 @@ def test_a_member_that_was_stopped_with_the_lock_holds_nobody_up(members: Member
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """A stand-in for the death of a process."""
 
 
 class FatalWords:
-    """The words of a file, until so many have been written."""
+    """The words of a file, until a given number has been written."""
 
     def __init__(self, words: Any, left: list[int]) -> None:
         self._words, self._left = words, left
@@ -278,7 +278,7 @@ class FatalWords:
 def words_of(
     operation: str, members: Members, monkeypatch: pytest.MonkeyPatch, *, killed_after: int = 10**9
 ) -> int | None:
-    """How many words it writes; None: it was killed after so many, before its end."""
+    """Return the number of words that an operation writes; None: it was killed before its end."""
     num_words = killed_after
     left = [10**9]
 
@@ -323,7 +323,6 @@ SOAK = [pytest.param("join", False, 1, marks=pytest.mark.soak)]  # the first mem
 def test_a_member_killed_at_any_word_leaves_nothing_torn(
     members: Members, operation: str, has_others: bool, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its first and last twenty, and each `step`th between."""
     other = members.join("other") if has_others else None
     if other is not None:
         assert other.try_acquire({"units": 1})
@@ -350,7 +349,7 @@ def test_a_member_killed_at_any_word_leaves_nothing_torn(
 
 
 def run_witnesses(folder: Path, *, num_kills: int, seed: int) -> None:
-    """Four processes at a time, each killed at a random moment and followed by another."""
+    """Run four processes at a time, each killed at a random moment and followed by another."""
     rng = random.Random(seed)
     env = {**os.environ, "PYTHONPATH": str(CODE_ROOT)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two engines with admission that share a device: what their requests hold together, and whose start next."""
+"""Tests of two engines with admission that share a device: what their requests hold together, and which start next."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ BLOCK_TOKENS = 8
 
 
 class Sharing:
-    """Engines on one device, stepped in turn on one clock."""
+    """The engines of one device, stepped in turn on one clock."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.clock = path, VirtualClock()
