@@ -72,11 +72,11 @@ def _pytorch(spec: PyTorchEngineSpec) -> Engine:
 
 @contextlib.contextmanager
 def _explained_imports() -> Iterator[None]:
-    """Add to what TensorRT-LLM fails with what is wrong and what to do, where that is known.
+    """Add the cause and the cure to errors of TensorRT-LLM, where they are known.
 
     Raises:
         ServerError: an import has failed; upstream's text stands in it.
-        SpecError: likewise, where the failure came while the model was loaded.
+        SpecError: the model could not be loaded for a known cause.
     """
     try:
         yield
@@ -106,10 +106,10 @@ def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
 
 
 def start_of_release(release: ReleaseSpec) -> EngineStart:
-    """Return how the process of a release's engines starts here, with the part of the machine that is theirs.
+    """Return how the process of a release's engines starts on this machine, with its part of the machine.
 
     Raises:
-        SpecError: what the engines need to be started is not here.
+        SpecError: a program that the engines need to be started is not installed.
     """
     if not isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec):
         return EngineStart()
@@ -123,7 +123,11 @@ def start_of_release(release: ReleaseSpec) -> EngineStart:
 
 
 def check_installed(spec: EngineSpec) -> None:
-    """Raises: SpecError: what the provider is made of is not installed here."""
+    """Check that the package of the provider is installed.
+
+    Raises:
+        SpecError: it is not installed.
+    """
     module = _MODULES.get(spec.provider)
     if module is not None and importlib.util.find_spec(module) is None:
         extra = _EXTRAS[module]

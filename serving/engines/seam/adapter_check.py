@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters as Hugging Face's PEFT writes them, checked before TensorRT-LLM is given one.
+"""The check of LoRA adapters, as Hugging Face's PEFT writes them, before TensorRT-LLM is given one.
 
 Upstream 1.2 loads an adapter in its worker with the request that names it, where a failure is not that request's alone;
 it takes pickled weights (`adapter_model.bin`), which can run code; and it leaves modules out that the engine was not
@@ -26,8 +26,8 @@ MODULES = {
     "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_gate_up", "w1": "moe_h_to_4h",
     "w2": "moe_4h_to_h", "w3": "moe_gate", "gate": "moe_router",
 }  # fmt: skip
-_INTO = frozenset({"attn_q", "attn_k", "attn_v", "mlp_h_to_4h", "mlp_gate", "mlp_gate_up"})  # from the hidden state
-_OUT_OF = frozenset({"attn_dense", "mlp_4h_to_h"})  # to it
+_INTO = frozenset({"attn_q", "attn_k", "attn_v", "mlp_h_to_4h", "mlp_gate", "mlp_gate_up"})  # read the hidden state
+_OUT_OF = frozenset({"attn_dense", "mlp_4h_to_h"})  # write the hidden state
 # A layer's number, its part, perhaps an expert, and the module; upstream reads no other names (HF_LORA_PATTERN).
 _TENSOR = re.compile(r"\.(?P<layer>\d+)\.\w+\.(?:\w+\.(?:\d+\.)?)?(?P<module>\w+)\.lora_(?P<side>[AB])\.weight$")
 
@@ -56,19 +56,19 @@ ANY_SIZES = ModelSizes()
 class AdapterFacts(NamedTuple):
     """The demands of an adapter on the engine."""
 
-    rank: int  # of its largest tensor
+    rank: int  # rank of the largest tensor
     modules: frozenset[str]  # upstream's names
-    num_bytes: int  # of its weights
+    num_bytes: int  # size of the weights
 
 
 def check_adapter(
     folder: Path, lora: LoraSpec, modules: frozenset[str] | None = None, sizes: ModelSizes = ANY_SIZES
 ) -> AdapterFacts:
-    """Return what an adapter is.
+    """Return the rank, modules and size of an adapter that can be served.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`.
-        lora: the deployment's.
+        lora: the deployment's LoRA settings.
         modules: that the engine was started for; None: any that upstream knows.
         sizes: of the engine's model.
 
@@ -155,7 +155,7 @@ def _read_weights(folder: Path, rank: int, sizes: ModelSizes) -> AdapterFacts:
 
 
 def _width(module: str, shape: Sequence[int], *, is_first: bool) -> int | None:
-    """The size of the hidden state, as far as one tensor of a module says it."""
+    """Return the size of the hidden state, as far as one tensor of a module says it; None: it does not."""
     if is_first and module in _INTO:
         return shape[-1]
     return shape[0] if not is_first and module in _OUT_OF else None
@@ -166,6 +166,9 @@ def _refuse_other_model(path: Path, name: str, layer: int, width: int | None, si
 
     Upstream does when the adapter is put into its cache (loraValidateRequestTensors, cpp/tensorrt_llm/runtime/
     loraUtils.cpp), where the PyTorch backend does not survive it; one that is too large is not noticed.
+
+    Raises:
+        SpecError: the tensor is of another model.
     """
     if sizes.num_layers is not None and layer >= sizes.num_layers:
         what = f"is of layer {layer}, and the engine's model has {sizes.num_layers} layers"

@@ -26,18 +26,18 @@ _QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 
 
 class Adapter(NamedTuple):
-    """An adapter as TensorRT-LLM is told of it."""
+    """An adapter by the name, number and folder that TensorRT-LLM is given."""
 
     name: str
     number: int  # upstream's lora_int_id: another one whenever the files are others
     folder: Path
 
 
-_Stamp = tuple[tuple[int, int, int], ...]  # of each file: inode, bytes, time of its last change
+_Stamp = tuple[tuple[int, int, int], ...]  # for each file: inode, bytes, time of its last change
 
 
 class AdapterFolder:
-    """Finds adapters by name; a request costs a look at two files.
+    """The adapters by name; finding one costs a look at two files.
 
     Upstream loads an adapter by its number once and never again, so new weights under an old number would not be
     looked at. The number follows from the files, and KV blocks that the old weights made are not reused for the new.
@@ -46,27 +46,27 @@ class AdapterFolder:
     """
 
     def __init__(self, lora: LoraSpec, modules: frozenset[str], sizes: ModelSizes = ANY_SIZES) -> None:
-        """Look at nothing yet.
+        """Remember the settings; no file is read yet.
 
         Args:
-            lora: the deployment's.
+            lora: the deployment's LoRA settings.
             modules: that the engine was started for, by upstream's names.
-            sizes: of its model.
+            sizes: of the engine's model.
         """
         self._lora = lora
         self._sizes = sizes
         self._modules = modules
         self._checked: dict[str, tuple[_Stamp, Adapter]] = {}
         self._loaded: set[int] = set()  # numbers that upstream was given
-        self._taken: set[int] = set()  # with a request that it took
-        self._failed: dict[int, str] = {}  # why upstream could not load them
+        self._taken: set[int] = set()  # numbers of requests that upstream took
+        self._failed: dict[int, str] = {}  # by number: why upstream could not load the adapter
 
     def find(self, name: str, *, field: str) -> Adapter:
         """Return the adapter of a name, as it is now.
 
         Args:
             name: of a folder in `engine.lora.dir`.
-            field: the request's, for messages.
+            field: the request's field, for messages.
 
         Raises:
             RequestError: there is none, it cannot be served, or the engine has had as many as it may.
@@ -139,7 +139,7 @@ class AdapterFolder:
 def files_of(folder: Path) -> Path:
     """Return where the files of an adapter are: what its link names, which never changes, or the folder itself.
 
-    A link is read once, before anything in it: whoever looked through it twice could see two adapters.
+    A link is read once, before anything in it: a caller that looked through it twice could see two adapters.
     """
     try:
         return folder.parent / os.readlink(folder)  # noqa: PTH115  a string is enough
@@ -148,7 +148,7 @@ def files_of(folder: Path) -> Path:
 
 
 def adapter_folders(lora: LoraSpec) -> list[Path]:
-    """Return the adapters' folders, by name; none of a folder that is not there."""
+    """Return the adapters' folders by name; none if `engine.lora.dir` does not exist."""
     if not lora.dir.is_dir():
         return []
     return sorted(folder for folder in lora.dir.iterdir() if folder.is_dir() and NAME.fullmatch(folder.name))
@@ -169,10 +169,10 @@ class _ModelConfig(_Sizes):
 
 
 def model_sizes(folder: Path) -> ModelSizes:
-    """Return the sizes of the model in an engine's folder; none where its files are not here or do not tell them."""
+    """Return the sizes of the model in an engine's folder; no sizes where its files are missing or do not tell them."""
     try:
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_ModelConfig)
-    except (OSError, msgspec.DecodeError):  # whoever loads the engine says what is wrong with it
+    except (OSError, msgspec.DecodeError):  # loading the engine says what is wrong with the file
         return ANY_SIZES
     sizes = config.pretrained_config or config.text_config or config
     return ModelSizes(sizes.num_hidden_layers, sizes.hidden_size)
@@ -201,7 +201,7 @@ def _modules_there(lora: LoraSpec) -> frozenset[str]:
     for folder in adapter_folders(lora):
         try:
             modules |= check_adapter(folder, lora).modules
-        except SpecError as exc:  # of its requests, not of the engine
+        except SpecError as exc:  # an error of the adapter's requests, not of the engine
             _log.warning("the adapter %s cannot be served: %s", folder.name, exc.message)
     return modules
 
@@ -217,6 +217,6 @@ def _stamp(folder: Path) -> _Stamp | None:
 
 
 def _number(name: str, stamp: _Stamp) -> int:
-    """Return a number from 1 to 2^31 - 1, the same for the same files."""
+    """Return a number from 1 to 2^31 - 1 that is equal for equal files."""
     digest = hashlib.sha256(repr((name, stamp)).encode()).digest()
     return int.from_bytes(digest[:4], "big") % (2**31 - 1) + 1

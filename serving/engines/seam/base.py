@@ -2,7 +2,7 @@
 """The engine seam: what an inference engine must do to be served, in token ids and nothing else.
 
 An engine runs in a process of its own and is driven by one thread: `add`, `cancel` and `step` are never called at the
-same time. Text, tensors, Triton and the network are other rooms' business.
+same time. Text, tensors, Triton and the network are left to other rooms.
 """
 
 import enum
@@ -16,12 +16,12 @@ from serving.engines.seam.model_inputs import ModelInputs
 from serving.engines.seam.packed_array import PackedArray
 from serving.engines.seam.scheduling import Scheduling
 
-MAX_BEAM_WIDTH = 32  # more would hold up everybody else
+MAX_BEAM_WIDTH = 32  # more would hold up all other requests
 FIRST_WARM_UP_KEY = 1 << 61  # requests that an engine's process makes by itself have keys from here on
 
 
 class FinishReason(enum.StrEnum):
-    """Why a generation ended, in the words that clients read."""
+    """The reason for which a generation ended, in the words that clients read."""
 
     STOP = "stop"  # the end token, or a stop token id
     LENGTH = "length"  # max_tokens, or the model's own limit
@@ -30,12 +30,12 @@ class FinishReason(enum.StrEnum):
 
 
 class SamplingParams(ModelInputs, frozen=True, kw_only=True):
-    """How one request is sampled, beside what it gives to the model. An engine may rely on the ranges.
+    """The sampling of one request; an engine may rely on the ranges.
 
-    They are enforced by `serving.requests.engine_request`.
+    Ranges are enforced by `serving.requests.engine_request`. What a request gives to the model is in `ModelInputs`.
 
     Greedy unless `top_k` > 1 or `top_p` > 0, and `temperature` > 0: upstream's default, where 0 means unset. A default
-    asks for nothing; what an engine does not honour it leaves out of `EngineInfo.supported`.
+    asks for nothing; a field that an engine does not honour is left out of `EngineInfo.supported`.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
@@ -72,28 +72,28 @@ class SamplingParams(ModelInputs, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Return whether the most likely token is always taken."""
         return self.temperature == 0.0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0.0)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt on its way into the engine."""
+    """A prompt on its way into the engine."""
 
     key: int  # unique among all requests of this engine's life
     input_ids: list[int]
     sampling: SamplingParams
     stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
-    scheduling: Scheduling = Scheduling()  # admission's
-    tells_perf: bool = False  # its chunks say what is known of it up to them, as upstream's do
-    # So many at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine that
-    # verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
+    scheduling: Scheduling = Scheduling()  # for admission
+    tells_perf: bool = False  # its chunks carry the metrics up to them, as upstream's do
+    # This many tokens at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine
+    # that verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
     num_output_ids: int = 0
 
 
 class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """What upstream tells of a request that asked for `return_perf_metrics`; times in ns of the system's clock.
+    """The measurements of upstream for a request that asked for `return_perf_metrics`.
 
-    None: the engine does not tell, and the client gets no such output.
+    Times are nanoseconds of the system's clock. None: the engine does not tell, and the client gets no such output.
     """
 
     arrival_time_ns: int
@@ -107,9 +107,9 @@ class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
     total_draft_tokens: int | None = 0
     num_preemptions: int | None = None  # ours: of this request; upstream has no tensor for it
     kv_cache_transfer_ms: float | None = None  # from another engine's prefill; no tensor of upstream's either
-    # Of the prompt, that needed no prefill; ours, where whole blocks are not all that is reused.
+    # Prompt tokens that needed no prefill; ours, where whole blocks are not all that is reused.
     num_cached_tokens: int | None = None
-    # Of a request that went on in another piece: `kv_cache_reused_blocks` of the first. Those behind find its own.
+    # For a request that went on in another piece: `kv_cache_reused_blocks` of the first. Later pieces find its blocks.
     first_reused_blocks: int | None = None
 
     def cached_tokens(self, kv_block_tokens: int) -> int | None:
@@ -121,16 +121,16 @@ class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beam(msgspec.Struct, array_like=True):
-    """One of the sequences that a beam search has found."""
+    """A sequence that a beam search has found."""
 
     token_ids: list[int]
-    cum_log_prob: float | None = None  # of all its tokens, where the engine knows
+    cum_log_prob: float | None = None  # of all the beam's tokens, where the engine knows
     log_probs: list[float] | None = None  # one for each token, where asked for
     generation_logits: PackedArray | None = None  # [tokens, vocab], where asked for
 
 
 class ExtraOutputs(msgspec.Struct, array_like=True):
-    """What few requests ask for beside their tokens."""
+    """The outputs beside tokens that few requests ask for."""
 
     beams: list[Beam] | None = None  # the best first, with the last chunk, whose tokens are the best beam's
     context_logits: PackedArray | None = None  # [prompt tokens, vocab], once
@@ -156,12 +156,12 @@ class TokenChunk(msgspec.Struct, array_like=True):
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step reads and computes, and what the device could at most; of the whole engine, all its ranks.
+    """The bytes and operations of a step, and the device's peaks; of the whole engine, all its ranks.
 
-    None: it is not known, and nothing is shown.
+    None: the value is not known, and nothing is shown.
     """
 
-    weight_bytes: float | None = None  # that a decode step reads: no embedding table, unless it is the head's, too
+    weight_bytes: float | None = None  # read by a decode step: no embedding table, unless it is the head's, too
     kv_bytes_per_token: float | None = None
     flops_per_token: float | None = None  # 2 for each parameter that a token meets
     peak_bandwidth_bytes_per_s: float | None = None
@@ -169,7 +169,7 @@ class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is, told once when it is ready."""
+    """The facts of an engine, told once when it is ready."""
 
     provider: str
     vocab_size: int
@@ -179,19 +179,19 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int  # in one step; longer prompts take several
-    supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
+    supported: frozenset[str]  # fields of SamplingParams that are honoured; others are refused by name
     why_not: dict[str, str] = {}  # the reason and the way out, for the others
     max_prompt_tokens: int | None = None  # where that is less than `max_seq_len` has room for: without chunked prefill
-    is_admitting: bool = False  # it heeds a request's `Scheduling`
+    is_admitting: bool = False  # the engine heeds a request's `Scheduling`
     costs: EngineCosts | None = None
 
 
 class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waits before the engine, and who was refused there."""
+    """The requests that wait before the engine, and those that were refused there."""
 
     num_waiting: dict[str, int]  # by class
     num_refused: dict[str, int]  # by class and reason, "batch queue_full", in the engine's life
-    degradation_step: int | None = None  # so many are in force; None: the deployment has none
+    degradation_step: int | None = None  # load-shedding levels in force; None: the deployment has none
 
 
 class CancelStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,31 +204,31 @@ class CancelStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is doing; counts are of the last step."""
+    """The state of an engine; counts are of the last step."""
 
     num_running: int
     num_waiting: int
     num_used_kv_blocks: int
     num_kv_blocks: int
     num_steps: int
-    num_preemptions: int | None = None  # in the engine's life; None: it does not tell
-    batch: "BatchStats | None" = None  # what the engine tells beyond that
-    admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
-    residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
-    steps: "StepStats | None" = None  # what its steps did so far (`serving.telemetry.step_account`)
-    cancels: "CancelStats | None" = None  # of an engine that batches by itself
-    is_up: bool = True  # False: its process has died, and these are the last stats of it
+    num_preemptions: int | None = None  # in the engine's life; None: the engine does not tell
+    batch: "BatchStats | None" = None  # the engine's own statistics of its newest iteration
+    admission: "AdmissionStats | None" = None  # the queue before the engine (`serving.admission`)
+    residency: "ResidencyStats | None" = None  # for an engine loaded on demand (`serving.on_demand`)
+    steps: "StepStats | None" = None  # sums over the steps so far (`serving.telemetry.step_account`)
+    cancels: "CancelStats | None" = None  # for an engine that batches by itself
+    is_up: bool = True  # False: the engine's process has died, and these are its last stats
 
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The newest iteration as TensorRT-LLM's statistics have it; None: the engine does not tell."""
 
-    num_context_requests: int | None = None  # that had no token before it
+    num_context_requests: int | None = None  # requests without a token before this iteration
     num_generation_requests: int | None = None
-    num_context_tokens: int | None = None  # of prompts, computed in it
+    num_context_tokens: int | None = None  # prompt tokens computed in this iteration
     num_paused_requests: int | None = None
     micro_batch_id: int | None = None
-    cpu_bytes: int | None = None  # that the engine's runtime has allocated
+    cpu_bytes: int | None = None  # allocated by the engine's runtime
     gpu_bytes: int | None = None
     pinned_bytes: int | None = None
     num_reused_kv_blocks: int | None = None  # in the engine's life
@@ -248,7 +248,7 @@ class StepStats(msgspec.Struct, array_like=True):
 
 
 class ResidencyStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an engine that is in memory by turns with others."""
+    """The loads of an engine that is in memory by turns with others."""
 
     is_resident: bool
     num_loads: int  # in the life of its process
@@ -262,7 +262,7 @@ class Engine(ABC):
 
     @property
     def plain_sampling(self) -> SamplingParams:
-        """Return how a request is sampled that asks for nothing but a token, which ends it, too."""
+        """Return the sampling of a request for one token, which is its last."""
         return SamplingParams(max_tokens=1, end_id=-1)
 
     @abstractmethod
@@ -282,7 +282,10 @@ class Engine(ABC):
         return False
 
     def perf_of(self, key: int) -> PerfMetrics | None:  # noqa: ARG002  an engine may know nothing
-        """What is known of a request that is about to be cancelled and has had a token; a last chunk has it anyway."""
+        """Return the metrics of a request that is about to be cancelled and has had a token.
+
+        None: the engine does not tell. The last chunk of a request has its metrics anyway.
+        """
         return None
 
     @abstractmethod
@@ -295,24 +298,25 @@ class Engine(ABC):
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether `step` has anything to do, cancelled requests to clean up included."""
+        """Return whether `step` has anything to do, cancelled requests to clean up included."""
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """What the engine holds now. Cheap enough for every step."""
+        """Return the state of the engine; cheap enough for every step."""
 
     @property
     def progress(self) -> int | None:
-        """A number that changes when the work goes on, of an engine whose `step` returns though nothing may go on.
+        """Return a number that changes when the work goes on; for an engine that steps by itself.
 
-        It is for one that batches by itself, in processes of its own: with work and the same number for as long as
-        the deployment's `watchdog_s`, it hangs. None: there is no work, or each return of `step` is progress.
+        The `step` of such an engine returns though nothing may go on, for it batches in processes of its own. With work
+        and an unchanged number for as long as the deployment's `watchdog_s`, the engine hangs.
+        None: there is no work, or each return of `step` is progress.
         """
         return None
 
     @property
     def max_idle_s(self) -> float:
-        """How long it may be left without a `step` while it has no work."""
+        """Return the seconds for which the engine may be left without a `step` while it has no work."""
         return math.inf
 
     def close(self) -> None:

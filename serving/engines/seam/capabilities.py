@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a provider can do at all, and what of it depends on the deployment: one source for refusals and the documents.
+"""The capabilities of a provider, and their conditions on the deployment: one source for refusals and the documents.
 
 Names are fields of `SamplingParams`; among the refusals also outputs of the contract that a provider cannot fill.
 """
@@ -28,7 +28,7 @@ KV_BLOCK_OUTPUTS = ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_c
 
 
 class Condition(NamedTuple):
-    """What a deployment must have for a field."""
+    """A condition that a deployment must meet for a field."""
 
     words: str  # for the documents, after "works": with `engine.lora`
     is_met: Callable[[Any], bool]  # by the provider's spec
@@ -37,12 +37,12 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Of one provider."""
+    """The capabilities of one provider."""
 
     supported: frozenset[str]
     why_not: Mapping[str, str]
     conditions: Mapping[str, Condition] = field(default_factory=dict)
 
     def unmet(self, spec: object) -> dict[str, str]:
-        """The fields that this deployment does not support though the provider can, with the reasons."""
+        """Return the fields that this deployment does not support though the provider can, with the reasons."""
         return {name: one.why_not for name, one in self.conditions.items() if not one.is_met(spec)}

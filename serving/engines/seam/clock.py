@@ -9,10 +9,10 @@ _MAX_CATCH_UP_S = 0.010
 
 
 class Clock(Protocol):
-    """Where a simulated engine spends its time."""
+    """The clock on which a simulated engine spends its time."""
 
     def now_s(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return the seconds since some fixed moment; never goes back."""
         ...
 
     def sleep_s(self, duration_s: float) -> None:
@@ -21,10 +21,10 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Real time."""
+    """The clock of real time."""
 
     def now_s(self) -> float:
-        """Seconds of the monotonic clock."""
+        """Return the seconds of the monotonic clock."""
         return time.monotonic()
 
     def sleep_s(self, duration_s: float) -> None:
@@ -33,22 +33,22 @@ class WallClock:
 
 
 class VirtualClock:
-    """Time that passes only when somebody sleeps, for tests."""
+    """A clock for tests that moves only when somebody sleeps."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
 
     def now_s(self) -> float:
-        """Seconds slept so far, and the start."""
+        """Return the start plus the seconds slept so far."""
         return self._now_s
 
     def sleep_s(self, duration_s: float) -> None:
-        """Jump."""
+        """Move the clock forward by `duration_s`."""
         self._now_s += duration_s
 
 
 class Pace:
-    """Ends each step at an absolute deadline, so that late wake-ups and the caller's own work do not add up.
+    """The deadlines of steps, absolute, so that late wake-ups and the caller's own work do not add up.
 
     A busy engine's n steps take the sum of their durations. Its caller works in the shadow of the step, as around an
     engine that schedules the next step while the last one's tokens are on their way.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled engine's folder, checked against the spec that wants to serve it
-(`ensemble_configs.releases.built_engine`).
+"""The check of a compiled engine's folder against the spec that wants to serve it.
+
+The folder's format is in `ensemble_configs.releases.built_engine`.
 """
 
 from pathlib import Path
@@ -18,22 +19,22 @@ class _GenerationConfig(msgspec.Struct):
 
 
 class EngineFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that can be served as the spec says."""
+    """A compiled engine that can be served as the spec says."""
 
     dir: Path
     vocab_size: int
     kv_block_tokens: int
     end_ids: tuple[int, ...]
-    max_batch_size: int  # that it was built for
+    max_batch_size: int  # the engine was built for
     max_num_tokens: int
-    max_prompt_tokens: int  # of a request, served as the spec says
+    max_prompt_tokens: int  # longest prompt, served as the spec says
 
 
 def load_engine_folder(spec: TensorRtEngineSpec) -> EngineFolder:
     """Read an engine's folder.
 
     Raises:
-        SpecError: it is no engine folder, a rank's file is missing, or the spec asks for more than was built.
+        SpecError: the folder holds no engine, a rank's file is missing, or the spec asks for more than was built.
     """
     engine = load_built_engine(spec.dir)
     refuse_mismatches(list(engine_mismatches(spec, engine)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of an engine's process: launcher, environment, and who watches over it."""
+"""The start of an engine's process: launcher, environment, and which process watches over it."""
 
 from collections.abc import Mapping
 
@@ -13,19 +13,19 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
 
     prefix: tuple[str, ...] = ()  # the launcher's command line, before the engine's own
     environment: dict[str, str] = {}  # added to the server's
-    dropped_variables: tuple[str, ...] = ()  # names of the server's environment that begin so are left out
+    dropped_variables: tuple[str, ...] = ()  # prefixes of names that are left out of the server's environment
     folder_variables: tuple[str, ...] = ()  # where the launcher keeps its files: a folder that is removed at the end
-    is_guarded: bool = False  # it has processes of its own, for which a guard process is responsible
-    rank_words: tuple[str, ...] = ()  # a process below it whose command line has one of these is a rank
-    cpus: tuple[int, ...] | None = None  # for its ranks too; none: as the server
-    close_timeout_s: float | None = None  # that it may take to end by itself; none: it has nothing that takes time
+    is_guarded: bool = False  # the engine has processes of its own, for which a guard process is responsible
+    rank_words: tuple[str, ...] = ()  # a process below the engine's with one of these in its command line is a rank
+    cpus: tuple[int, ...] | None = None  # for the ranks too; None: as the server
+    close_timeout_s: float | None = None  # to end by itself; None: nothing in it takes time
 
     def under(self, prefix: tuple[str, ...], environment: Mapping[str, str]) -> "EngineStart":
-        """Return the same start below a launcher."""
+        """Return this start below a launcher."""
         return msgspec.structs.replace(self, prefix=prefix, environment=self.environment | dict(environment))
 
     def environment_from(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the process. Args: `environ` is the server's."""
+        """Return the environment of the engine's process; `environ` is the server's."""
         own = without_returned_memory(environ)
         kept = {name: value for name, value in own.items() if not name.startswith(self.dropped_variables)}
         return kept | self.environment

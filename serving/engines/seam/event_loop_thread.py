@@ -14,17 +14,17 @@ ANSWERS_S = 10.0  # a call that takes longer is not one of a request: the librar
 
 
 class LoopStuckError(Exception):
-    """The loop's thread does not answer; what it was given may still happen."""
+    """The error of a loop that does not answer; what its thread was given may still happen."""
 
 
 class EventLoopThread:
-    """Runs until closed. What is given to it runs there, one thing at a time; errors come back to the caller."""
+    """A thread with an event loop, until closed. It runs one thing at a time; errors come back to the caller."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds them weakly
         self._lock = threading.Lock()
-        self._calls: set[Future[Any]] = set()  # that somebody waits for
+        self._calls: set[Future[Any]] = set()  # calls with a waiting caller
         self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -47,7 +47,7 @@ class EventLoopThread:
         answer: Future[Value] = Future()
 
         def run() -> None:
-            with suppress(InvalidStateError):  # nobody waits for it any more
+            with suppress(InvalidStateError):  # no caller waits any more
                 try:
                     answer.set_result(function())
                 except BaseException as exc:
@@ -68,7 +68,7 @@ class EventLoopThread:
                 self._calls.discard(answer)
 
     def abandon(self, error: Exception) -> None:
-        """Give up what runs in the loop's thread: those who wait for it get the error; for any thread."""
+        """Give up what runs in the loop's thread: its waiting callers get the error. May be called by any thread."""
         with self._lock:
             self._is_stuck = self._is_stuck or bool(self._calls)
             for answer in self._calls:
@@ -83,7 +83,7 @@ class EventLoopThread:
         return task
 
     def close(self) -> None:
-        """Cancel what runs, wait for its end, and end the thread; a stuck one is left to the end of the process."""
+        """Cancel what runs, wait for its end, and end the thread; a stuck thread is left to the end of the process."""
         if self._is_stuck:
             return
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()

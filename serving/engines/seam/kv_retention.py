@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which KV blocks a request wants kept: the contract's parallel lists, checked and as ranges."""
+"""The KV blocks that a request wants kept: the contract's parallel lists, checked and as ranges."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ _LISTS = ("starts", "ends", "priorities", "durations_ms")
 
 
 class RetainedRange(NamedTuple):
-    """Prompt tokens ``[start, end)``; None: to the end, or without limit."""
+    """A range ``[start, end)`` of prompt tokens; None: to the end, or without limit."""
 
     start: int
     end: int | None
@@ -19,7 +19,7 @@ class RetainedRange(NamedTuple):
 
 
 def retained_ranges(sampling: SamplingParams) -> list[RetainedRange]:
-    """The ranges of a request, in its order.
+    """Return the ranges of a request, in its order.
 
     Raises:
         RequestError: lists of different lengths, or a range without a token.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration files of a model folder say, in the form that Hugging Face writes."""
+"""The configuration files of a model folder, in the form that Hugging Face writes."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -32,7 +32,12 @@ class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_model_folder(folder: Path, *, weights: str, field: str = "engine.dir") -> ModelFolder:
-    """Read a model folder; `weights` is the file that makes it one, `field` what names it in the deployment.
+    """Read a model folder.
+
+    Args:
+        folder: the model folder.
+        weights: name of the file that makes it a model folder.
+        field: name of the folder's setting in the deployment, for messages.
 
     Raises:
         SpecError: the folder or a file is missing, or does not say what it should.
@@ -58,7 +63,11 @@ def load_model_folder(folder: Path, *, weights: str, field: str = "engine.dir") 
 
 
 def check_max_seq_len(spec: EngineSpec, model: ModelFolder) -> None:
-    """Raises: SpecError: sequences may be longer than the model knows positions."""
+    """Check that the model knows the positions of the longest sequence.
+
+    Raises:
+        SpecError: sequences may be longer.
+    """
     most = model.max_position_embeddings
     if spec.max_seq_len > most:
         raise SpecError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may give to the model beside its prompt, and to the KV cache; how it is sampled is `base`'s.
+"""The inputs of a request to the model beside its prompt, and to the KV cache; its sampling is in `base`.
 
-Most requests have none of it, and a field at its default takes no byte on the way to the engine.
+Most requests have none of them, and a field at its default takes no byte on the way to the engine.
 """
 
 from typing import Annotated
@@ -17,7 +17,7 @@ DurationMs = Annotated[int, msgspec.Meta(ge=-1)]
 
 
 class ModelInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """By the names of the contract; plural or not, a request is one prompt."""
+    """The inputs by the names of the contract; plural or not, a request is one prompt."""
 
     # Prompt tuning: ids from the vocabulary's size on stand for rows of the table ``[prompt_vocab_size, hidden]``.
     prompt_embedding_table: PackedArray | None = None

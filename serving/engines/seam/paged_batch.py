@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iteration-level (in-flight) batching over a paged KV cache: which sequences run in a step, and what they hold.
+"""The in-flight (iteration-level) batch over a paged KV cache: which sequences run in a step, and what they hold.
 
 Blocks are counted, not addressed: there are no keys and values to put into them. Tokens and time are `simulated`'s.
 """
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """One request in the batch, or on its way into it."""
+    """A request in the batch, or on its way into it."""
 
     key: int
-    num_tokens: int  # known: the prompt's, and the output's so far
+    num_tokens: int  # tokens known: of the prompt, and of the output so far
     max_num_tokens: int  # with all of its output
-    tokens: Iterator[int]  # what it will generate
+    tokens: Iterator[int]  # the output to come
     end_ids: frozenset[int]
     min_num_tokens: int  # an end token counts from here on
-    tokens_per_step: int = 1  # that it decodes; more with speculation
-    num_cached_tokens: int = 0  # of its beginning, that need no prefill; lost when it is preempted
+    tokens_per_step: int = 1  # tokens decoded in a step; more with speculation
+    num_cached_tokens: int = 0  # first tokens that need no prefill; lost on preemption
     num_unprocessed: int = 0  # tokens of its prefill that are still to be computed
-    num_blocks: int = 0  # none: it is waiting
-    num_allocated_blocks: int = 0  # since it came, those of a preempted computation included
+    num_blocks: int = 0  # 0: the sequence waits
+    num_allocated_blocks: int = 0  # since arrival, with blocks of a preempted computation
     num_preemptions: int = 0
     num_free_slots: int = 0  # tokens that still fit into its blocks
 
     @property
     def num_next_tokens(self) -> int:
-        """Tokens that it decodes in its next step."""
+        """Return the tokens that the sequence decodes in its next step."""
         if self.tokens_per_step == 1:
             return 1
         return min(self.tokens_per_step, self.max_num_tokens - self.num_tokens)
@@ -37,12 +37,12 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """What one step computes."""
+    """The tokens that one step computes."""
 
     decoding: list[Sequence]  # `num_next_tokens` each
-    prefilled: list[Sequence]  # their prefill ends in this step: they get a token, too
+    prefilled: list[Sequence]  # sequences that end their prefill in this step and get a token, too
     num_prefill_tokens: int
-    admitted: list[Sequence]  # their prefill begins in this step
+    admitted: list[Sequence]  # sequences that begin their prefill in this step
 
 
 class PagedBatch:
@@ -103,7 +103,7 @@ class PagedBatch:
         return decoding
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Take slots of a running sequence, growing it where needed; False: it has been preempted."""
+        """Take slots of a running sequence, growing it where needed; return False if it has been preempted."""
         while sequence.num_free_slots < num_tokens:
             if not self._grow(sequence):
                 return False
@@ -111,7 +111,7 @@ class PagedBatch:
         return True
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Give a running sequence one more block; False: there was none to take but its own."""
+        """Give a running sequence one more block; return False if no block was left to take but its own."""
         if sequence.num_blocks == 0:
             return False  # an older one has preempted it in this step
         while self.num_free_blocks == 0:
@@ -129,7 +129,7 @@ class PagedBatch:
         return True
 
     def _admit(self) -> Sequence | None:
-        """Move the first waiting sequence into the batch, if it fits; nobody overtakes it."""
+        """Move the first waiting sequence into the batch, if it fits; no sequence overtakes it."""
         if not self.waiting or len(self.running) == self.max_num_seqs:
             return None
         sequence = self.waiting[0]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine refuses before it takes a request: what it does not honour, or could never finish.
+"""The refusals of every engine before it takes a request: parameters not honoured, requests that could never finish.
 
-Ranges of single values are `serving.requests.engine_request`' to check.
+Ranges of single values are left to `serving.requests.engine_request`.
 """
 
 import functools
@@ -32,7 +32,7 @@ def refuse_short_cache(whole_sequence: WholeSequence, info: EngineInfo) -> None:
     """Check that an engine's KV cache, as large as it turned out, holds the longest sequence that is promised.
 
     Raises:
-        SpecError: it does not.
+        SpecError: the cache is too small.
     """
     why = whole_sequence.why_cut(num_blocks=info.num_kv_blocks, block_tokens=info.kv_block_tokens)
     if why is not None:
@@ -46,12 +46,15 @@ def refuse_short_cache(whole_sequence: WholeSequence, info: EngineInfo) -> None:
 
 
 def unsupported_error(field: str, value: object, info: EngineInfo, *, name: str | None = None) -> RequestError:
-    """The refusal of a sampling parameter that the provider does not honour, with its reason where it has one.
+    """Return the refusal of a sampling parameter that the provider does not honour, with its reason where it has one.
 
     A value is shown if it is a single one: lists of ids and packed arrays are mostly not what the client has sent.
 
     Args:
-        name: what the client calls it, if not as the field.
+        field: of `SamplingParams`.
+        value: what the request has in it.
+        info: the engine's facts.
+        name: the client's name of the parameter, if not the field's.
     """
     why_not = info.why_not.get(field, "leave it out")
     short = value if isinstance(value, bool | int | float | str) and len(str(value)) <= _MAX_SHOWN_CHARS else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When what happened to one request in an engine, for `PerfMetrics`."""
+"""The times of one request in an engine, for `PerfMetrics`."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from serving.engines.seam.base import PerfMetrics
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Nanoseconds of the system's clock; 0: not yet."""
+    """The times of a request in nanoseconds of the system's clock; 0: not yet."""
 
     arrival_ns: int = field(default_factory=time.time_ns)
     first_scheduled_ns: int = 0
@@ -17,16 +17,16 @@ class RequestTimes:
     last_token_ns: int = 0
 
     def note_scheduled(self) -> None:
-        """It has become part of the batch; only the first time counts."""
+        """Note that the request has become part of the batch; only the first time counts."""
         self.first_scheduled_ns = self.first_scheduled_ns or time.time_ns()
 
     def note_token(self) -> None:
-        """It has just got tokens."""
+        """Note that the request has just got tokens."""
         self.last_token_ns = time.time_ns()
         self.first_token_ns = self.first_token_ns or self.last_token_ns
 
     def perf(self, **known: int | None) -> PerfMetrics | None:
-        """The times with what else is known, by the names of `PerfMetrics`; None before the first token."""
+        """Return the times with `known` fields of `PerfMetrics`; None before the first token."""
         if not self.first_token_ns:
             return None
         return PerfMetrics(self.arrival_ns, self.first_scheduled_ns, self.first_token_ns, self.last_token_ns, **known)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV blocks of finished requests that are kept for reuse, because the request asked for it (`retention_*`).
+"""The KV blocks of finished requests that are kept for reuse, because the request asked for it (`retention_*`).
 
-A block is known by all tokens up to its end. Those kept count as free: when others need the room, the lowest priority
-goes first, and of those the oldest.
+A block is known by all tokens up to its end. Kept blocks count as free: when others need the room, the lowest priority
+goes first, and among equal priorities the oldest.
 """
 
 import itertools
@@ -20,7 +20,7 @@ class _Kept(NamedTuple):
 
 
 class RetainedBlocks:
-    """Of one engine.
+    """The retained blocks of one engine.
 
     Args:
         block_tokens: tokens of one block.
@@ -32,7 +32,7 @@ class RetainedBlocks:
         self._numbers = itertools.count()
 
     def num_reusable_tokens(self, token_ids: Sequence[int], *, num_free_blocks: int, now_s: float) -> int:
-        """How many tokens at the start of a prompt need no prefill; the last always does."""
+        """Return how many tokens at the start of a prompt need no prefill; the last always does."""
         if not self._kept:
             return 0
         self._shrink(num_free_blocks, now_s)
@@ -61,7 +61,7 @@ class RetainedBlocks:
 
 
 def _wish(sampling: SamplingParams, start: int, *, num_prompt_tokens: int) -> tuple[int, int | None] | None:
-    """Priority and duration in ms for the block that begins at a token; None: it need not be kept."""
+    """Return the priority and duration in ms for the block that begins at a token; None: it need not be kept."""
     if start >= num_prompt_tokens:
         duration_ms = sampling.retention_decode_duration_ms
         if sampling.retention_decode_priority is None:

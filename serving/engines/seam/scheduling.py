@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request says about when it is to run: its priority class, whose it is, and how long it may take."""
+"""The scheduling of a request: its priority class, its tenant, and how long it may take."""
 
 import enum
 from typing import Annotated
@@ -12,7 +12,7 @@ _MAX_TENANT_CHARS = 128
 
 
 class Priority(enum.IntEnum):
-    """The classes, by Triton's numbers: 1 is the highest."""
+    """The priority classes, by Triton's numbers: 1 is the highest."""
 
     PREMIUM = 1
     STANDARD = 2
@@ -20,7 +20,7 @@ class Priority(enum.IntEnum):
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """Beside sampling: the engine never sees it, admission (`serving.admission`) does."""
+    """The scheduling fields of a request: the engine never sees them, admission (`serving.admission`) does."""
 
     priority: Annotated[int, msgspec.Meta(ge=1, le=len(Priority))] = Priority.STANDARD
     tenant: str = ""
@@ -29,10 +29,10 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tenant_name(raw: object) -> str:
-    """A tenant as a tensor or a parameter names it.
+    """Return the tenant that a tensor or a parameter names.
 
     Raises:
-        RequestError: it is not text, or too long to be kept for every request.
+        RequestError: the name is not text, or too long to be kept for every request.
     """
     try:
         name = raw.decode("utf-8") if isinstance(raw, bytes) else str(raw)

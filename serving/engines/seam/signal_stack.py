@@ -11,7 +11,7 @@ _SS_DISABLE = 2
 
 
 class _SignalStack(ctypes.Structure):
-    """`stack_t` of <signal.h>."""
+    """The struct `stack_t` of <signal.h>."""
 
     _fields_ = (("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions that end threads of a library, told to whoever waits in vain for what the thread was to do."""
+"""Exceptions that end threads of a library, told to the caller that waits in vain for what the thread was to do."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def thread_failures(tell: Callable[[Exception], object]) -> Iterator[None]:
-    """While in this context, call `tell` with what ends a thread of this process, beside what is done anyway."""
+    """Call `tell`, while in this context, with what ends a thread of this process, beside what is done anyway."""
     usual = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:

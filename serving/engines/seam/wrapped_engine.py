@@ -16,8 +16,8 @@ class WrappedEngine(Engine):
     """An engine that passes everything through; a wrapper overrides what it changes.
 
     Args:
-        engine: what is wrapped, and closed with the wrapper.
-        info: what the wrapped engine is, where that is not what `engine` is.
+        engine: the wrapped engine, closed with the wrapper.
+        info: facts of the wrapper, where they differ from those of `engine`.
     """
 
     def __init__(self, engine: Engine, info: EngineInfo | None = None) -> None:

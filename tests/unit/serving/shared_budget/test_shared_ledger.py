@@ -323,6 +323,7 @@ SOAK = [pytest.param("join", False, 1, marks=pytest.mark.soak)]  # the first mem
 def test_a_member_killed_at_any_word_leaves_nothing_torn(
     members: Members, operation: str, has_others: bool, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Killed at each of the first and last twenty words, and at each `step`th between.
     other = members.join("other") if has_others else None
     if other is not None:
         assert other.try_acquire({"units": 1})
