@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine seam (`base`) and the providers behind it."""
+"""The engine seam (`seam`) and the providers behind it."""

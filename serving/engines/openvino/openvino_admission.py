@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may begin beside what in OpenVINO's pipeline, so that it never gets into a state that it does not survive.
+"""The rules for what may begin beside what in OpenVINO's pipeline, which does not survive every state.
 
 OpenVINO 2026.4 runs more than `max_num_seqs` at once, and drops everything that runs when nothing can go on in a step;
 it loses what it preempts while drafting, and with prefix caching spoils answers (`openvino_shared_blocks`).
@@ -17,17 +17,17 @@ from trireme.base.errors import RequestError
 
 
 class Admission:
-    """The rules of one engine, and the prompts that it remembers for them."""
+    """The rules of one engine, and the prompts that are remembered for them."""
 
     def __init__(self, spec: OpenVinoEngineSpec) -> None:
         self._spec = spec
         self._earlier = EarlierPrompts(spec.num_kv_blocks + spec.max_num_seqs)
 
     def refuse_unfitting(self, request: GenerationRequest) -> None:
-        """A request with drafts or beams must fit the KV cache to its end: it is not preempted.
+        """Check that a request with drafts or beams fits the KV cache to its end: it is not preempted.
 
         Raises:
-            RequestError: it does not.
+            RequestError: the request does not fit.
         """
         num_drafts, num_beams = num_drafts_of(request.sampling, self._spec), request.sampling.beam_width
         num_kv_blocks = self._spec.num_kv_blocks
@@ -50,11 +50,12 @@ class Admission:
         leaving: Collection[Generation],
         num_used_blocks: int,
     ) -> bool:
-        """Whether a waiting request may be given to the pipeline now.
+        """Return whether a waiting request may be given to the pipeline now.
 
         Args:
-            beside: what runs.
-            leaving: what was cancelled and may still take part in a step, or hold blocks.
+            generation: the waiting request.
+            beside: requests that run.
+            leaving: cancelled requests that may still take part in a step, or hold blocks.
             num_used_blocks: of the KV cache, after the last step.
         """
         sampled = [generation, *beside]
@@ -65,14 +66,14 @@ class Admission:
         return has_room and not self._shares_a_block(generation, [*beside, *leaving])
 
     def note(self, generation: Generation) -> None:
-        """It has been given to the pipeline, or has ended just now: its last block may be in the cache."""
+        """Note a request that was given to the pipeline or has just ended: its last block may be in the cache."""
         if generation.lineage is not None:
             self._earlier.note(generation.lineage)
 
     def _has_room_for_prefill(
         self, generation: Generation, beside: Collection[Generation], num_used_blocks: int
     ) -> bool:
-        """Whether its prefill fits the KV cache beside all that has begun, with one more block for each of those.
+        """Return whether a prefill fits the KV cache beside all that has begun, with one more block for each of those.
 
         Prefills that wait for each other's blocks would never end: OpenVINO preempts for decoding only, and prefix
         caching gives a request the blocks that it shares as soon as it is added.
@@ -87,13 +88,13 @@ class Admission:
     def _has_room_to_the_end(
         self, generation: Generation, beside: Collection[Generation], leaving: Collection[Generation]
     ) -> bool:
-        """Whether all that has begun can go on to its end beside it: what is preempted while drafting is lost."""
+        """Return whether all that has begun can run to its end beside a request: drafting loses what is preempted."""
         num_blocks = sum(self._max_num_blocks(one.request) for one in (generation, *beside, *leaving))
         is_there_a_seat = len(beside) < self._spec.max_num_seqs and num_blocks <= self._spec.num_kv_blocks
         return is_there_a_seat and (self._spec.draft_dir is None or self._has_room_in_a_step(generation, beside))
 
     def _has_room_in_a_step(self, generation: Generation, beside: Collection[Generation]) -> bool:
-        """Whether its whole prefill goes into the step that all others take part in, or it is alone.
+        """Return whether a whole prefill goes into the step that all others take part in, or the request is alone.
 
         With a draft model, OpenVINO 2026.4 gives wrong tokens where a prefill in company takes several steps.
         """
@@ -105,7 +106,10 @@ class Admission:
         return not beside or num_tokens <= self._spec.max_num_batched_tokens
 
     def _shares_a_block(self, generation: Generation, others: Collection[Generation]) -> bool:
-        """Whether one that is in its prefill goes on from the same earlier prompt (`openvino_shared_blocks`)."""
+        """Return whether another request, in its prefill, goes on from an earlier prompt that this one goes on from.
+
+        `openvino_shared_blocks` says what would happen.
+        """
         if not self._spec.is_prefix_caching:
             return False
         if generation.lineage is None:
@@ -116,9 +120,9 @@ class Admission:
         )
 
     def _max_num_blocks(self, request: GenerationRequest) -> int:
-        """KV blocks that a request may take until its end, with drafts behind it; its last token is never fed back.
+        """Return the KV blocks that a request may take until its end, with drafts behind it.
 
-        Beams are counted as if they shared nothing.
+        Its last token is never fed back. Beams are counted as if they shared nothing.
         """
         sampling = request.sampling
         num_tokens = len(request.input_ids) + sampling.max_tokens - 1 + num_drafts_of(sampling, self._spec)

@@ -55,11 +55,11 @@ def refuse_unsearchable(sampling: SamplingParams, info: EngineInfo) -> None:
 
 
 def best_first(outputs: Iterable["Output"]) -> list["Output"]:
-    """The beams of a finished request in order."""
+    """Return the beams of a finished request, the best first."""
     return sorted(outputs, key=lambda output: -output.score)
 
 
 def as_beam(output: "Output", *, has_log_probs: bool) -> Beam:
-    """One of them; OpenVINO tells its log probabilities whether they were asked for or not."""
+    """Return a beam; OpenVINO tells its log probabilities whether they were asked for or not."""
     log_probs = output.generated_log_probs
     return Beam(output.generated_ids, sum(log_probs), log_probs if has_log_probs else None)

@@ -20,7 +20,7 @@ class KvBlock:
 
 
 class BlockPool:
-    """The blocks of a pipeline with prefix caching: free ones, those in use, and those kept for whoever continues them.
+    """The blocks of a pipeline with prefix caching: free, in use, or kept for a request that continues their content.
 
     A block that nobody uses any more keeps its content until no block is free that has none. Then the one that was
     asked for least recently is overwritten.
@@ -38,12 +38,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that may be taken, those that are kept included."""
+        """Return the number of blocks that may be taken, kept ones included."""
         return len(self._free) + len(self._kept)
 
     @property
     def num_used(self) -> int:
-        """Blocks of sequences; one that several share counts once."""
+        """Return the number of blocks that sequences use; a block that several share counts once."""
         return self.num_blocks - self.num_free
 
     def take(self, content: int) -> KvBlock:

@@ -49,7 +49,7 @@ class _Followed:
         return -(-self.num_context_tokens // self.block_tokens)
 
     def content(self, num_tokens: int) -> int:
-        """The hash of so many tokens at its beginning."""
+        """Return the hash of the first `num_tokens` tokens."""
         size = self.block_tokens
         while (len(self._contents) + 1) * size <= num_tokens:
             self._contents.append(self._hash(len(self._contents), (len(self._contents) + 1) * size))
@@ -97,7 +97,7 @@ class CachedTokens:
         self._requests.clear()
 
     def add(self, key: int, token_ids: Sequence[int]) -> int | None:
-        """Return how many tokens of a new prompt are in the cache; None: that is not known.
+        """Return how many tokens of a new prompt are in the cache; None: the number is not known.
 
         At most all but the last, whose logits are needed.
         """
@@ -110,7 +110,7 @@ class CachedTokens:
         return request.num_processed
 
     def cancel(self, key: int) -> None:
-        """A request is computed no more; the next step frees its blocks."""
+        """Note that a request is computed no more; the next step frees its blocks."""
         if key in self._requests:
             self._requests[key].is_cancelled = True
 
@@ -153,7 +153,7 @@ class CachedTokens:
                 return
 
     def _schedule(self) -> int:
-        """Return how many tokens the step computes: of those that decode first, then of prompts."""
+        """Return how many tokens the step computes: first those of requests that decode, then those of prompts."""
         for request in self._requests.values():
             # A block that was found for the last token alone, which is computed again into another one.
             while len(request.blocks) > request.num_needed_blocks:
@@ -213,7 +213,10 @@ class CachedTokens:
         return num_missing * num_users if num_missing else num_users - 1
 
     def _preempt_for(self, request: _Followed) -> bool:
-        """Take blocks from the youngest that has some; False: that gave none, or nobody who has some is younger."""
+        """Take blocks from the youngest request that has some.
+
+        Return False if that request gave none, or no younger one has some.
+        """
         victim = next((one for one in reversed(self._requests.values()) if one.num_processed), request)
         if not self._is_younger(victim, request):
             return False

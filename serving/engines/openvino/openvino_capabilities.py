@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OpenVINO GenAI 2026.4 can do of the contract, and for everything else the part of its API that it ends at.
+"""The part of the contract that OpenVINO GenAI 2026.4 can do, and for all else the part of its API that it ends at.
 
 Its words for a request are `GenerationConfig`; a request is a tensor of token ids and one of these, for
 `ContinuousBatchingPipeline.add_request`. `tests/unit/examples/test_openvino_api.py` looks for each missing thing.

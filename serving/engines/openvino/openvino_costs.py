@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode step of an OpenVINO model reads and computes, from its files alone: IR and `config.json`.
+"""The bytes and operations of a decode step of an OpenVINO model, from its files alone: IR and `config.json`.
 
 In the IR each weight is a constant, and what uses it, behind the operations that unpack it, says what it is: a matrix
 product reads and multiplies all of it, a look-up (`Gather`) one row for each token. A table of embeddings that is the
@@ -22,7 +22,10 @@ _KV_ELEMENT_BYTES = {"auto": 1.0, "int8": 1.0, "u8": 1.0, "u4": 0.5, "fp16": 2.0
 
 
 def openvino_costs(folder: Path, *, kv_precision: str) -> EngineCosts:
-    """Read a model's folder. None stands for what depends on more than the files: with experts on whom tokens meet."""
+    """Return the costs of a step by a model's folder.
+
+    None stands for what depends on more than the files: with experts, on which of them tokens meet.
+    """
     config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, object])
     kv_bytes = _kv_bytes_per_token(config, kv_precision)
     if config.get("num_experts") or config.get("num_local_experts"):
@@ -32,7 +35,7 @@ def openvino_costs(folder: Path, *, kv_precision: str) -> EngineCosts:
 
 
 def kv_bytes_of_layer(*, num_kv_heads: int, head_dim: int, precision: str) -> float:
-    """Bytes that one token takes in one layer of the CPU's KV cache; `auto` is int8 there.
+    """Return the bytes that one token takes in one layer of the CPU's KV cache; `auto` is int8 there.
 
     In int8 a head's keys have a scale and a zero point for each channel of a block of 32 tokens, its values for each
     token. Source: `cache_size_in_bytes` of OpenVINO GenAI 2026.4.1. In int4 the numbers are half as long.
@@ -45,7 +48,10 @@ def kv_bytes_of_layer(*, num_kv_heads: int, head_dim: int, precision: str) -> fl
 
 
 def _kv_bytes_per_token(config: dict[str, object], precision: str) -> float | None:
-    """None: the config tells its layers in another way, one by one for example, or has latent attention."""
+    """Return the KV bytes of one token over all layers; None: the config does not tell its layers in the usual way.
+
+    A config may tell them one by one, for example, or have latent attention.
+    """
     layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
     num_kv_heads = _count(config, "num_key_value_heads", otherwise=heads)
     width = _count(config, "hidden_size")
@@ -56,7 +62,7 @@ def _kv_bytes_per_token(config: dict[str, object], precision: str) -> float | No
 
 
 def _count(config: dict[str, object], name: str, *, otherwise: int | None = None) -> int | None:
-    """Args: `otherwise`: what the value is where the config does not have it."""
+    """Return a count from the config; `otherwise` where the config does not have it."""
     value = config.get(name)
     if value is None:
         return otherwise
@@ -64,7 +70,7 @@ def _count(config: dict[str, object], name: str, *, otherwise: int | None = None
 
 
 def _read_by_a_step(xml: Path) -> tuple[float, int]:
-    """Bytes of all constants but embedding tables, and numbers in those that are multiplied by a token's vector."""
+    """Return the bytes of all constants but embedding tables, and how many numbers multiply a token's vector."""
     graph = ET.parse(xml).getroot()
     kinds = {layer.attrib["id"]: layer.attrib["type"] for layer in graph.iterfind("layers/layer")}
     users: dict[str, list[str]] = defaultdict(list)

@@ -25,8 +25,9 @@ from trireme.base.errors import RequestError, SpecError
 
 
 def draft_properties(spec: OpenVinoEngineSpec, scheduler: openvino_genai.SchedulerConfig) -> dict[str, object]:
-    """What the pipeline is to be loaded with; the draft model's KV cache has as many blocks as the model's own.
+    """Return the properties with which to load the pipeline.
 
+    The draft model's KV cache has as many blocks as the model's own.
     Raises:
         SpecError: the draft model is not there, or has another vocabulary.
     """
@@ -39,12 +40,12 @@ def draft_properties(spec: OpenVinoEngineSpec, scheduler: openvino_genai.Schedul
 
 
 def num_drafts_of(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> int:
-    """Tokens that a step drafts for a request: its own wish, or the deployment's; 0 without speculative decoding."""
+    """Return the tokens that a step drafts for a request: its own wish, or the deployment's; 0 without drafting."""
     return (sampling.num_draft_tokens or spec.num_draft_tokens) if spec.num_draft_tokens else 0
 
 
 def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSpec, sampling: SamplingParams) -> None:
-    """Have a request take part; without drafting nothing is set."""
+    """Have a request take part in drafting; without drafting nothing is set."""
     if num_drafts := num_drafts_of(sampling, spec):
         config.num_assistant_tokens = num_drafts
     if spec.max_ngram_size is not None:
@@ -52,7 +53,11 @@ def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSp
 
 
 def refuse_undraftable(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> None:
-    """Raises: RequestError: it is to be sampled, with a draft model, which would change what comes out how often."""
+    """Check that a request can be drafted for.
+
+    Raises:
+        RequestError: the request is sampled, and a draft model would change the distribution of its tokens.
+    """
     if spec.draft_dir is not None and not sampling.is_greedy:
         field = "top_k" if sampling.top_k else "top_p"
         raise RequestError(
@@ -66,7 +71,7 @@ def refuse_undraftable(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> No
 
 @dataclass(slots=True)
 class DraftCount:
-    """Draft tokens of one request, by our own count: OpenVINO has none for a single request.
+    """The draft tokens of one request, by our own count: OpenVINO has none for a single request.
 
     A step yields one token of the model's own and, before it, the drafts that were accepted.
     """
@@ -78,7 +83,7 @@ class DraftCount:
         """Count one step of decoding.
 
         Args:
-            num_tokens: that it made.
+            num_tokens: made by the step.
             num_draft_tokens: that a step drafts while there is room for them.
             num_missing: up to `max_tokens`, before this step.
         """

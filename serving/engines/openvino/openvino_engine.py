@@ -105,7 +105,7 @@ class OpenVinoEngine(Engine):
             self._waiting = deque(waiting for waiting in self._waiting if waiting.request.key != key)
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """The times of a running request."""
+        """Return the times of a running request."""
         running = self._running.get(key)
         return self._perf(running[1]) if running else None
 
@@ -131,11 +131,11 @@ class OpenVinoEngine(Engine):
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is waiting, running or being cleaned up."""
+        """Return whether a request is waiting, running or being cleaned up."""
         return bool(self._waiting) or not self._is_pipeline_empty
 
     def stats(self) -> EngineStats:
-        """What the engine holds now; used blocks are those that the last step used, and none when there is no work."""
+        """Return the state of the engine; used blocks are those of the last step, and none when there is no work."""
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
@@ -225,7 +225,7 @@ class OpenVinoEngine(Engine):
         )
 
     def _read(self) -> tuple[list[TokenChunk], list[Generation]]:
-        """What the last step made, and which requests it dropped."""
+        """Return what the last step made, and which requests it dropped."""
         chunks, dropped = [], []
         for handle, generation in list(self._running.values()):
             if not handle.can_read():
@@ -258,7 +258,7 @@ class OpenVinoEngine(Engine):
         return None
 
     def _read_beams(self, handle: Handle, generation: Generation) -> TokenChunk | None:
-        """All at once, in the last step; nothing of a request that was dropped."""
+        """Return the beams of a request, which all come in the last step; nothing of a request that was dropped."""
         outputs = best_first(handle.read().values())
         if not outputs:
             return None
@@ -303,7 +303,7 @@ class OpenVinoEngine(Engine):
 
 
 def _cached_tokens(spec: OpenVinoEngineSpec) -> CachedTokens | None:
-    """Return what follows the prefix cache of a pipeline just loaded; None: it has none, or it drafts."""
+    """Return the tracker of a new pipeline's prefix cache; None: the pipeline has no such cache, or it drafts."""
     if not spec.is_prefix_caching or spec.max_ngram_size is not None:
         return None
     cached = CachedTokens(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of the OpenVINO engine, from the queue to its last token."""
+"""A request of the OpenVINO engine, from the queue to its last token."""
 
 from dataclasses import dataclass, field
 
@@ -12,30 +12,30 @@ from serving.engines.seam.request_times import RequestTimes
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Waiting, or running in the pipeline with `config`."""
+    """A request that waits, or runs in the pipeline with `config`."""
 
     request: GenerationRequest
     config: object
     output_ids: list[int] = field(default_factory=list)
     times: RequestTimes = field(default_factory=RequestTimes)
     drafts: DraftCount = field(default_factory=DraftCount)
-    num_cached_tokens: int | None = None  # of its prompt, when it first began; None: not known
-    num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
-    lineage: Lineage | None = None  # from its first try to begin; None too where nothing is cached
+    num_cached_tokens: int | None = None  # prompt tokens cached when the request first began; None: not known
+    num_prefill_blocks: int = 0  # blocks that the prefill may still take; 0 once a token has come
+    lineage: Lineage | None = None  # known from the first try to begin; None too where nothing is cached
 
     @property
     def token_ids(self) -> list[int]:
-        """All tokens so far; given to the pipeline again, they are the prompt."""
+        """Return all tokens so far; given to the pipeline again, they are the prompt."""
         return self.request.input_ids + self.output_ids
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of all its tokens so far."""
+        """Return the KV blocks of all the request's tokens so far."""
         return -(-(len(self.request.input_ids) + len(self.output_ids)) // KV_BLOCK_TOKENS)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it can be given to the pipeline again with its output so far as a part of the prompt.
+        """Return whether the request can be given to the pipeline again with its output so far as a part of the prompt.
 
         A guide and these penalties look at what was generated, and the pipeline no longer knows which tokens that were.
         """

@@ -34,7 +34,7 @@ _MAX_REASON_CHARS = 300
 
 
 class GuideCompiler:
-    """Turns guides into what a GenerationConfig takes, for one model.
+    """A compiler from guides to what a GenerationConfig takes, for one model.
 
     Args:
         folder: with the tokenizer as OpenVINO reads it.
@@ -48,7 +48,7 @@ class GuideCompiler:
         self.compile = functools.lru_cache(_NUM_REMEMBERED)(self._compile)
 
     def _compile(self, guide_type: str, guide: str | None) -> object:
-        """A StructuredOutputConfig.
+        """Return a compiled StructuredOutputConfig.
 
         Raises:
             RequestError: the guide does not compile; the text says where.
@@ -109,7 +109,7 @@ def _probe_pipeline(folder: Path, vocab_size: int) -> object:
 
 
 def _zero_model(vocab_size: int) -> openvino.Model:
-    """A language model by its inputs and its output, whose logits ``[batch, n, vocab] float32`` are zero."""
+    """Return a language model by its inputs and its output, with logits ``[batch, n, vocab] float32`` of zero."""
     shapes = {
         "input_ids": ([-1, -1], openvino.Type.i64),
         "attention_mask": ([-1, -1], openvino.Type.i64),
@@ -126,7 +126,7 @@ def _zero_model(vocab_size: int) -> openvino.Model:
 
 
 def _reason(exc: Exception) -> str:
-    """The sentence in the compiler's error, without the place in its own source before it."""
+    """Return the sentence in the compiler's error, without the place in its own source before it."""
     last_line = str(exc).strip().splitlines()[-1]
     _, found, reason = last_line.partition(".cc:")
     text = reason.partition(": ")[2] if found else last_line

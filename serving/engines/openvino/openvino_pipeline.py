@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenVINO GenAI as typed Python: how its pipeline is loaded, and our sampling parameters in its words.
+"""The typed interface of OpenVINO GenAI: how its pipeline is loaded, and our sampling parameters in its words.
 
 The package ships no types that mypy reads; the protocols here are the part of it that we use.
 """
@@ -34,7 +34,7 @@ class _Enum(Protocol):
 
 
 class Output(Protocol):
-    """What one sequence generated since the last read."""
+    """The tokens that one sequence generated since the last read."""
 
     generated_ids: list[int]  # the end token included
     generated_log_probs: list[float]  # one for each; zeros where not asked for, and of beams always there
@@ -43,29 +43,32 @@ class Output(Protocol):
 
 
 class Handle(Protocol):
-    """One request in the pipeline; dropping it ends the request."""
+    """A request in the pipeline; dropping the handle ends the request."""
 
     def can_read(self) -> bool:
-        """Whether something has not been read."""
+        """Return whether something has not been read."""
 
     def read(self) -> dict[int, Output]:
-        """The oldest thing not read, by sequence; may be empty when the request has ended. Waits if there is none."""
+        """Return the oldest output not read, by sequence, and wait if there is none.
+
+        The output may be empty when the request has ended.
+        """
 
     def get_status(self) -> object:
-        """A GenerationStatus."""
+        """Return the request's GenerationStatus."""
 
     def cancel(self) -> None:
         """End the request in the next step; nothing can be read from now on."""
 
 
 class Metrics(Protocol):
-    """Of the last step, taken before its finished requests were freed."""
+    """The measurements of the last step, taken before its finished requests were freed."""
 
     cache_usage: float  # per cent of the blocks; those kept for reuse by prefix caching count as free
 
 
 class Pipeline(Protocol):
-    """openvino_genai.ContinuousBatchingPipeline on token ids."""
+    """The interface of openvino_genai.ContinuousBatchingPipeline on token ids."""
 
     def add_request(self, request_id: int, input_ids: object, generation_config: object) -> Handle:
         """Start a request; its id must differ from those of all that have not finished."""
@@ -74,10 +77,10 @@ class Pipeline(Protocol):
         """Run one iteration; harmless without requests."""
 
     def has_non_finished_requests(self) -> bool:
-        """Whether a request runs, or is cancelled and holds blocks."""
+        """Return whether a request runs, or is cancelled and holds blocks."""
 
     def get_metrics(self) -> Metrics:
-        """Of the last step."""
+        """Return the measurements of the last step."""
 
 
 IGNORED: object = openvino_genai.GenerationStatus.IGNORED
@@ -114,7 +117,13 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
 
 
 def _check_kv_precision(spec: OpenVinoEngineSpec) -> None:
-    """On a CPU without bf16 OpenVINO runs the model in f32 and meets the other type only at its first token."""
+    """Check that this CPU has the KV cache's precision.
+
+    On a CPU without bf16 OpenVINO runs the model in f32 and meets the other type only at its first token.
+
+    Raises:
+        SpecError: the CPU does not have it.
+    """
     if spec.kv_cache_precision == "bf16" and not has_bf16():
         raise SpecError(
             "engine.kv_cache_precision: this CPU has no bf16 instructions; set auto, f16 or u8",
@@ -124,7 +133,7 @@ def _check_kv_precision(spec: OpenVinoEngineSpec) -> None:
 
 
 def has_bf16() -> bool:
-    """Whether OpenVINO computes in bf16 on this CPU."""
+    """Return whether OpenVINO computes in bf16 on this CPU."""
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
@@ -172,7 +181,7 @@ ROWS = (
 def generation_config(
     sampling: SamplingParams, *, end_ids: Iterable[int], vocab_size: int
 ) -> openvino_genai.GenerationConfig:
-    """Our sampling parameters as a checked GenerationConfig.
+    """Return our sampling parameters as a checked GenerationConfig.
 
     Args:
         sampling: `max_tokens` wins over `min_tokens`.
@@ -211,10 +220,10 @@ def _set_end_ids(config: openvino_genai.GenerationConfig, end_ids: Iterable[int]
 
 
 def token_tensor(token_ids: list[int]) -> object:
-    """Token ids as the pipeline takes them, ``[1, num_tokens] int64``."""
+    """Return token ids as the pipeline takes them, ``[1, num_tokens] int64``."""
     return openvino.Tensor(np.array([token_ids], dtype=np.int64))
 
 
 def last_line(exc: Exception) -> str:
-    """The sentence in an OpenVINO error; source locations come before it."""
+    """Return the sentence in an OpenVINO error; source locations come before it."""
     return (str(exc).strip() or repr(exc)).splitlines()[-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests OpenVINO must not begin side by side: those that continue the same cached tokens within one KV block.
+"""The requests that OpenVINO must not begin side by side: those that go on from a common cached, partly filled block.
 
 With prefix caching, OpenVINO GenAI 2026.4 gives a new request the blocks of what it continues, a partly filled last one
 too. Where two requests get the same one before either has done its prefill, both write their own tokens into it, and
@@ -16,8 +16,8 @@ from typing import NamedTuple
 class Lineage(NamedTuple):
     """A prompt among those before it; tokens as hashes of all up to there."""
 
-    whole: int  # the prompt itself
-    continued: frozenset[int]  # earlier prompts that it begins with and goes on from
+    whole: int  # hash of the whole prompt
+    continued: frozenset[int]  # hashes of earlier prompts that the prompt goes on from
 
 
 class EarlierPrompts:
@@ -32,13 +32,13 @@ class EarlierPrompts:
         self._hashes: OrderedDict[int, None] = OrderedDict()
 
     def lineage_of(self, input_ids: Sequence[int]) -> Lineage:
-        """A few hundred microseconds for a prompt of a thousand tokens. `input_ids` are not empty."""
+        """Return the lineage of a prompt of at least one token; takes a few hundred microseconds for 1000 tokens."""
         hashes = list(itertools.accumulate(input_ids, lambda before, token_id: hash((before, token_id)), initial=0))
         whole = hashes.pop()
         return Lineage(whole, frozenset(found for found in hashes if found in self._hashes))
 
     def note(self, lineage: Lineage) -> None:
-        """A prompt has been given to OpenVINO, or its generation has ended just now."""
+        """Remember a prompt that was given to OpenVINO, or of which the generation has just ended."""
         self._hashes[lineage.whole] = None
         self._hashes.move_to_end(lineage.whole)
         if len(self._hashes) > self._capacity:

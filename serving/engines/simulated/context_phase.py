@@ -22,15 +22,15 @@ _decoder = msgspec.msgpack.Decoder(_ContextPhase)
 
 
 def context_phase_of(input_ids: list[int], first_token_ids: list[int]) -> bytes:
-    """For the request that goes on after this prefill."""
+    """Return the context phase for the request that goes on after this prefill."""
     return msgspec.msgpack.encode(_ContextPhase(digest((), input_ids), first_token_ids))
 
 
 def check_context_phase(request: GenerationRequest) -> None:
-    """Check what a request brings from the prefill's server, if it does.
+    """Check what a request brings from the prefill's server, if it brings something.
 
     Raises:
-        RequestError: nobody's words, or those of another prompt.
+        RequestError: the bytes are of no such server, or of another prompt.
     """
     packed = request.sampling.context_phase_params
     if packed is None:

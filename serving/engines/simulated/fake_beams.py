@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search over the toy logits: the likeliest sequences of a request, one position in each step.
+"""Beam search over the fake logits: the likeliest sequences of a request, one position in each step.
 
 A sequence counts by the sum of its log probabilities, over its length to the power of `length_penalty` once it has
 ended. `beam_search_diversity_rate` costs a continuation that much for each better one of the same beam.
@@ -13,12 +13,12 @@ from serving.engines.simulated.fake_logits import ToyTokens, logits_of
 
 @dataclass(slots=True, eq=False)
 class _Hypothesis:
-    tokens: ToyTokens  # where it stands
+    tokens: ToyTokens  # the beam's place among the candidates
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     candidates: list[int] = field(default_factory=list)
-    rank_score: float = 0.0  # with what diversity has cost
-    is_ended: bool = False  # by an end token
+    rank_score: float = 0.0  # the score less the cost of diversity
+    is_ended: bool = False  # ended by an end token
 
     def score(self, length_penalty: float, length: int | None = None) -> float:
         return sum(self.log_probs) / float((length or len(self.token_ids) or 1) ** length_penalty)
@@ -34,7 +34,7 @@ class _Hypothesis:
 
 
 class BeamSearch:
-    """One request's; over when `advance` says so."""
+    """The search of one request; over when `advance` says so."""
 
     def __init__(self, tokens: ToyTokens, sampling: SamplingParams, end_ids: frozenset[int]) -> None:
         self._sampling = sampling
@@ -43,7 +43,7 @@ class BeamSearch:
         self._ended: list[_Hypothesis] = []
 
     def advance(self) -> bool:
-        """Go on by one position; True: nothing better can come, or nothing at all."""
+        """Go on by one position; return True when nothing better can come, or nothing at all."""
         width, rate = self._sampling.beam_width, self._sampling.beam_search_diversity_rate
         options = [
             (one.rank_score + log_prob - rank * rate, one, token_id, log_prob, rank * rate)
@@ -77,7 +77,7 @@ class BeamSearch:
         return max(one.score(penalty, length) for one in self._live) <= worst_kept
 
     def beams(self, vocab_size: int) -> list[Beam]:
-        """What was found, the best first; empty where every token was banned at once."""
+        """Return the beams found, the best first; empty where every token was banned at once."""
         sampling = self._sampling
         found = sorted(self._ended + self._live, key=lambda one: -one.score(sampling.length_penalty))
         return [
@@ -92,6 +92,6 @@ class BeamSearch:
         ]
 
     def finish_reason(self, best: Beam) -> FinishReason:
-        """Of the best beam, which speaks for the request."""
+        """Return the finish reason of the best beam, which speaks for the request."""
         is_ended = any(one.is_ended and one.token_ids is best.token_ids for one in self._ended)
         return FinishReason.STOP if is_ended else FinishReason.LENGTH

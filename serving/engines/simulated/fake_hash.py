@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens stand out after a prompt, for the engine without a model: a hash of all that could change them.
+"""The tokens that stand out after a prompt, for the engine without a model: a hash of all that could change them.
 
 Every parameter of a request that on a real engine changes hidden numbers, from penalties to embedding tables, enters
 the hash with its content, so the output is another one, and always the same other one.
@@ -31,7 +31,7 @@ _PRIME = 2_654_435_761  # Knuth's multiplicative hash
 
 
 def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
-    """An endless sequence of token ids in [NUM_RESERVED_IDS, vocab_size), always the same for one 64-bit `state`.
+    """Yield endless token ids in [NUM_RESERVED_IDS, vocab_size), always equal ones for one 64-bit `state`.
 
     Source: Knuth's MMIX generator, the upper bits.
     """
@@ -42,7 +42,7 @@ def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
 
 
 def with_errors(tokens: Iterator[int], error_rate: float, vocab: range) -> Iterator[int]:
-    """The tokens of a smaller model: as those given, but for about `error_rate` of them, always the same ones."""
+    """Yield the tokens of a smaller model: `tokens` but for about `error_rate` of them, always the same ones."""
     for index, token_id in enumerate(tokens):
         draw = (token_id + index) * _PRIME % 2**32 / 2**32
         is_wrong = draw < error_rate
@@ -50,7 +50,7 @@ def with_errors(tokens: Iterator[int], error_rate: float, vocab: range) -> Itera
 
 
 def how_sampled(sampling: SamplingParams, *, engine_seed: int, seed: int) -> tuple[object, ...]:
-    """All but the prompt that goes into the hash; `seed` counts where the request is not greedy."""
+    """Return everything but the prompt that goes into the hash; `seed` counts where the request is not greedy."""
     how: tuple[object, ...] = (engine_seed,)
     if not sampling.is_greedy:
         how += (seed, sampling.temperature, sampling.top_k, sampling.top_p, *_asked_for(sampling, HASHED_SAMPLED))
@@ -58,14 +58,14 @@ def how_sampled(sampling: SamplingParams, *, engine_seed: int, seed: int) -> tup
 
 
 def digest(how: tuple[object, ...], input_ids: Iterable[int]) -> int:
-    """64 bits."""
+    """Return the 64-bit hash of a prompt and of how it is sampled."""
     state = hashlib.blake2b(msgspec.msgpack.encode(how), digest_size=8)
     state.update(array("q", input_ids))
     return int.from_bytes(state.digest(), "little")
 
 
 def prefix_digests(how: tuple[object, ...], input_ids: Iterable[int]) -> Iterator[int]:
-    """`digest` of the first token, of the first two, and so on."""
+    """Yield `digest` of the first token, of the first two, and so on."""
     state = hashlib.blake2b(msgspec.msgpack.encode(how), digest_size=8)
     for token_id in input_ids:
         state.update(array("q", (token_id,)))
@@ -73,6 +73,6 @@ def prefix_digests(how: tuple[object, ...], input_ids: Iterable[int]) -> Iterato
 
 
 def _asked_for(sampling: SamplingParams, names: Iterable[str]) -> tuple[object, ...]:
-    """Those of the parameters that are not at their defaults, with their names."""
+    """Return the names and values of parameters that are not at their defaults."""
     values = ((name, getattr(sampling, name)) for name in names)
     return tuple((name, value) for name, value in values if value != getattr(_DEFAULTS, name))

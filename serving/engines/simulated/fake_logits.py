@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The "model" of an engine without one: logits by a rule, so that bias, bans, drafts and probabilities have something
-to act on.
+"""The logits of the engine without a model: a rule that gives bias, bans, drafts and probabilities something to act on.
 
 At each position one candidate stands out and all other tokens are alike: the candidate's logit is 6 to 9, depending on
 its id, every other one's is 0. What comes next does not depend on what was chosen, but for bad words. To sample, the
@@ -56,7 +55,11 @@ class ToyTokens:
         return self
 
     def __next__(self) -> int:
-        """Raises: StopIteration: every token is banned."""
+        """Return the next token.
+
+        Raises:
+            StopIteration: every token is banned.
+        """
         best = self.best(1)
         if not best:
             raise StopIteration
@@ -65,7 +68,7 @@ class ToyTokens:
         return token_id
 
     def best(self, count: int) -> list[tuple[int, float]]:
-        """The most likely tokens of the next position with their log probabilities; none where all are banned."""
+        """Return the likeliest tokens of the next position with their log probabilities; none where all are banned."""
         candidate, banned, logits = self._logits_here()
         for neighbour in self._neighbours(candidate, banned, count):
             logits.setdefault(neighbour, 0.0)
@@ -97,7 +100,7 @@ class ToyTokens:
         return is_accepted
 
     def _logits_here(self) -> tuple[int, set[int], dict[int, float]]:
-        """The candidate, what is banned, and the logits that are not 0, with the bias."""
+        """Return the candidate, the banned tokens, and the logits that are not 0, with the bias."""
         candidate = self._candidate_here()
         banned = self._banned()
         logits = {token_id: bias for token_id, bias in self._bias.items() if token_id not in banned}
@@ -110,7 +113,7 @@ class ToyTokens:
         return _log_sum_exp(logits.values(), num_zeros=num_others)
 
     def fork(self, token_id: int, log_prob: float) -> "ToyTokens":
-        """A copy that has taken a token, behind the same candidates; see `SharedCandidates`."""
+        """Return a copy that has taken a token, behind the candidates that both share (`SharedCandidates`)."""
         copy = ToyTokens.__new__(ToyTokens)
         copy.__dict__ |= self.__dict__ | {"_history": self._history.copy()}
         if isinstance(self._candidates, SharedCandidates):
@@ -130,13 +133,13 @@ class ToyTokens:
         self._history.append(token_id)
 
     def _banned(self) -> set[int]:
-        """What would complete a bad word now."""
+        """Return the tokens that would complete a bad word now."""
         history = list(self._history)
         words = self._bad_words.get(history[-1], ()) if history else ()
         return self._bad_tokens | {last for beginning, last in words if history[-len(beginning) :] == beginning}
 
     def _neighbours(self, candidate: int, banned: set[int], count: int) -> list[int]:
-        """The first tokens from the candidate on that have no bias and are not banned."""
+        """Return the first tokens from the candidate on that have no bias and are not banned."""
         ids = self._vocab
         start = candidate - ids.start if candidate in ids else 0
         rotated = (ids[(start + i) % len(ids)] for i in range(len(ids)))
@@ -165,19 +168,19 @@ class SharedCandidates:
         return self._known[self._position - 1]
 
     def fork(self) -> "SharedCandidates":
-        """Another walker at the same place."""
+        """Return another walker at this place."""
         copy = SharedCandidates(self._source)
         copy._known, copy._position = self._known, self._position
         return copy
 
 
 def peak(candidate: int) -> float:
-    """The logit of a candidate."""
+    """Return the logit of a candidate."""
     return 6.0 + candidate % 7 * 0.5
 
 
 def logits_of(candidates: Iterable[int], vocab_size: int) -> PackedArray:
-    """The model's own logits, before bias and bans: ``[candidates, vocab_size] float32``."""
+    """Return the logits before bias and bans: ``[candidates, vocab_size] float32``."""
     ids = list(candidates)
     rows = np.zeros((len(ids), vocab_size), dtype=np.float32)
     rows[np.arange(len(ids)), ids] = [peak(candidate) for candidate in ids]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine without a model makes of a request: tokens by a rule, and the toy's logits where asked for."""
+"""The output of the engine without a model: tokens by a rule, and fake logits where asked for."""
 
 import itertools
 import random
@@ -26,7 +26,7 @@ _TOY = (
 
 
 class ToyModel:
-    """Of one spec. Deterministic, but for requests that are sampled and bring no seed."""
+    """The fake model of one spec. Deterministic, but for requests that are sampled and bring no seed."""
 
     def __init__(self, spec: SimulatedEngineSpec) -> None:
         self._spec = spec
@@ -34,7 +34,7 @@ class ToyModel:
         self._seeds = random.Random(spec.seed)  # for requests that bring none
 
     def output_of(self, request: GenerationRequest) -> Iterator[int]:
-        """The tokens behind those that the request brings; a `ToyOutput` where it is about more than tokens."""
+        """Return the tokens behind those that the request brings; a `ToyOutput` where it is about more than tokens."""
         sampling = request.sampling
         how = self._how(sampling)
         prompt = request.input_ids[: len(request.input_ids) - request.num_output_ids]
@@ -59,13 +59,13 @@ class ToyModel:
         return how_sampled(sampling, engine_seed=self._spec.seed, seed=seed or 0)
 
     def _candidates(self, prompt: list[int], how: tuple[object, ...]) -> Iterator[int]:
-        """What stands out behind the prompt, without end."""
+        """Return the tokens that stand out behind the prompt, without end."""
         if self._spec.mode == "echo":
             return self._erring(itertools.cycle([self._real_id(token_id) for token_id in prompt]))
         return self._erring(hash_tokens(digest(how, prompt), self._spec.vocab_size))
 
     def _prompt_candidates(self, prompt: list[int], how: tuple[object, ...]) -> Iterator[int]:
-        """What stands out after the first token of the prompt, after the second, and so on."""
+        """Return the tokens that stand out after the first token of the prompt, after the second, and so on."""
         if self._spec.mode == "echo":
             after = ([self._real_id(token_id)] for token_id in [*prompt[1:], prompt[0]])
             return (next(self._erring(iter(one))) for one in after)
@@ -77,7 +77,7 @@ class ToyModel:
         return with_errors(tokens, rate, self._vocab) if rate else tokens
 
     def _real_id(self, token_id: int) -> int:
-        """Virtual tokens of a prompt table have no text; the last real one stands for them."""
+        """Return the token, or for a virtual one of a prompt table, which has no text, the last real one."""
         return min(token_id, self._spec.vocab_size - 1)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request of the engine without a model gets beside its tokens, and the drafts that it brings."""
+"""The outputs beside tokens of a request of the engine without a model, and the drafts that it brings."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,7 +16,7 @@ class ToyOutput:
     """An iterator over token ids that remembers what was asked for, until it is told with a chunk.
 
     Args:
-        tokens: the toy's.
+        tokens: the fake model's.
         prompt_candidates: what stands out after each token of the prompt, for context logits.
     """
 
@@ -34,13 +34,17 @@ class ToyOutput:
         return self
 
     def __next__(self) -> int:
-        """Raises: StopIteration: every token is banned."""
+        """Return the next token.
+
+        Raises:
+            StopIteration: every token is banned.
+        """
         token_id = next(self._tokens)
         self._note()
         return token_id
 
     def accepted(self, draft_ids: Sequence[int]) -> Iterator[int]:
-        """The drafts, from the first on, that are accepted. Args: `draft_ids`: the first of the request's."""
+        """Return the accepted drafts, from the first on; `draft_ids` are the first of the request's."""
         probs = _draft_probs(self._sampling)
         threshold = self._sampling.draft_acceptance_threshold
         for index, draft_id in enumerate(draft_ids):
@@ -51,7 +55,7 @@ class ToyOutput:
             yield draft_id
 
     def begin_search(self, end_ids: frozenset[int]) -> BeamSearch:
-        """Beams from here on; they keep what is asked for of themselves."""
+        """Begin a beam search here; beams keep themselves what was asked for."""
         return BeamSearch(self._tokens, self._sampling, end_ids)
 
     def tell(self, chunk: TokenChunk) -> None:
@@ -67,7 +71,7 @@ class ToyOutput:
         self._log_probs, self._candidates = [], []
 
     def take_context_logits(self) -> PackedArray | None:
-        """``[prompt tokens, vocab] float32``, once; None: not asked for, or told."""
+        """Return ``[prompt tokens, vocab] float32``, once; None: not asked for, or told."""
         candidates, self._prompt_candidates = self._prompt_candidates, None
         return None if candidates is None else logits_of(candidates, self._vocab_size)
 
@@ -77,7 +81,7 @@ class ToyOutput:
 
 
 def _draft_probs(sampling: SamplingParams) -> npt.NDArray[np.float64] | None:
-    """Of each draft, as the model that made it had it; None: it sent no logits."""
+    """Return the probability of each draft in the model that made it; None: the request has no draft logits."""
     if sampling.draft_logits is None:
         return None
     logits = sampling.draft_logits.array().astype(np.float64)

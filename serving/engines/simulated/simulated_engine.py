@@ -46,13 +46,13 @@ CAPABILITIES = Capabilities(
 
 
 class SimulatedEngine(Engine):
-    """Deterministic: a request's tokens depend on itself and the spec, never on its key or its company.
+    """An engine without a model; a request's tokens depend on itself and the spec, never on its key or its company.
 
     The model has no end token of its own (`info.end_ids` is empty): a request ends at `max_tokens`, or at the `end_id`
     that it names. `hash` honours every parameter in that it changes the output; `echo` has nothing to sample. In both
-    modes bias, bans, probabilities, logits, drafts and beams are those of `toy_logits`. Drafts are part of the
+    modes bias, bans, probabilities, logits, drafts and beams are those of `fake_logits`. Drafts are part of the
     prefill, at whose end they are verified. Lookahead guesses right each time: `lookahead_ngram_size` tokens a step,
-    the same ones. Beams share the blocks of one sequence.
+    always the same ones. Beams share the blocks of one sequence.
     """
 
     def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
@@ -104,7 +104,7 @@ class SimulatedEngine(Engine):
             self._batch.remove(running.sequence)
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """Times and blocks of a running request."""
+        """Return the times and blocks of a running request."""
         running = self._sequences.get(key)
         return running.perf(self._spec.kv_block_tokens) if running else None
 
@@ -124,11 +124,11 @@ class SimulatedEngine(Engine):
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is waiting or running."""
+        """Return whether a request is waiting or running."""
         return bool(self._sequences)
 
     def stats(self) -> EngineStats:
-        """What the engine holds now."""
+        """Return the state of the engine."""
         batch = self._batch
         return EngineStats(
             num_running=len(batch.running),
@@ -141,7 +141,7 @@ class SimulatedEngine(Engine):
         )
 
     def _go_on(self, sequence: Sequence, num_tokens: int) -> TokenChunk | None:
-        """What a request makes in this step; None: nothing to tell yet."""
+        """Return what a request makes in this step; None: nothing to tell yet."""
         running = self._sequences[sequence.key]
         running.times.note_token()
         if running.beams is None:
@@ -233,7 +233,7 @@ class SimulatedEngine(Engine):
         return running
 
     def _skip_prefill(self, running: SimulatedRequest) -> None:
-        """What comes from another server, or is still here from another request, is not computed again."""
+        """Skip the prefill of tokens that come from another server, or are still here from another request."""
         input_ids = running.request.input_ids
         if running.request.sampling.context_phase_params is not None:
             running.sequence.num_cached_tokens = len(input_ids) - 1

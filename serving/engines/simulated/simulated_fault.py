@@ -11,19 +11,19 @@ _FOR_EVER_S = 1e6
 
 
 class SimulatedFault:
-    """Happens in the engine's process when its moment has come; without a spec never."""
+    """A fault that happens in the engine's process when its moment has come; without a spec never."""
 
     def __init__(self, spec: SimulatedFaultSpec | None) -> None:
         self._spec = spec
         self._num_requests = 0
 
     def note_load(self) -> None:
-        """The engine is being loaded."""
+        """Note that the engine is being loaded."""
         if self._spec is not None and self._spec.after_requests is None:
             self._happen(self._spec)
 
     def note_request(self) -> None:
-        """A request is taken."""
+        """Note that a request is taken."""
         self._num_requests += 1
         limit = self._spec.after_requests if self._spec is not None else None
         if self._spec is not None and limit is not None and self._num_requests > limit:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of the engine without a model, and what it has made so far."""
+"""A request of the engine without a model, and what it has made so far."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from serving.engines.simulated.fake_output import ToyOutput
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """Its place in the batch is `sequence`; drafts are part of the prefill, until they are verified at its end."""
+    """A request with its place in the batch, `sequence`; drafts are part of the prefill until verified at its end."""
 
     request: GenerationRequest
     sequence: Sequence
-    output: ToyOutput | None = None  # where more than tokens was asked for
+    output: ToyOutput | None = None  # for a request that asks for more than tokens
     beams: BeamSearch | None = None
     draft_ids: tuple[int, ...] = ()  # not verified yet
     num_reused_tokens: int = 0
@@ -28,7 +28,7 @@ class SimulatedRequest:
     num_accepted_tokens: int = 0
 
     def next_tokens(self, num_tokens: int) -> Iterator[int]:
-        """Those of a step, behind the drafts that it accepts; fewer where all are banned.
+        """Return the tokens of a step, behind the drafts that it accepts; fewer where all are banned.
 
         `num_tokens` of the sequence is the caller's to count.
         """
@@ -43,20 +43,20 @@ class SimulatedRequest:
         sequence.num_tokens -= len(draft_ids)
         sequence.num_free_slots += len(draft_ids)
         for token_id in self.output.accepted(draft_ids):
-            sequence.num_free_slots -= 1  # it is in the KV cache
+            sequence.num_free_slots -= 1  # the token is in the KV cache
             self.num_accepted_tokens += 1
             yield token_id
 
     def note_tokens(self, chunk: TokenChunk) -> None:
         """Count a chunk's tokens."""
         num_guesses = _num_guesses(self.request.sampling)
-        if num_guesses and self.output_ids:  # the first comes from the prefill
+        if num_guesses and self.output_ids:  # the first token comes from the prefill
             self.num_draft_tokens += num_guesses
             self.num_accepted_tokens += len(chunk.token_ids) - 1
         self.output_ids += chunk.token_ids
 
     def perf(self, block_tokens: int) -> PerfMetrics | None:
-        """What is told of it at its end."""
+        """Return the metrics of the request at its end."""
         num_blocks, num_reused = self.sequence.num_allocated_blocks, self.num_reused_tokens // block_tokens
         return self.times.perf(
             kv_cache_alloc_new_blocks=num_blocks - num_reused,
@@ -69,7 +69,7 @@ class SimulatedRequest:
 
 
 def _num_guesses(sampling: SamplingParams) -> int:
-    """Tokens that lookahead tries in a step beside the one that is certain: of its window and the n-grams to verify."""
+    """Return the tokens that lookahead tries in a step beside the certain one: its window and the n-grams to verify."""
     if sampling.lookahead_ngram_size is None:
         return 0
     sizes = (sampling.lookahead_window_size, sampling.lookahead_verification_set_size)
