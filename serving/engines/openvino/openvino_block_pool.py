@@ -31,7 +31,7 @@ class BlockPool:
         self._free = deque(KvBlock(used_at) for used_at in range(num_blocks))
         self._now = num_blocks  # counts what would be moments
         self._kept: dict[int, KvBlock] = {}
-        self._by_age: list[tuple[int, int, KvBlock]] = []  # of `_kept`, a heap, beside entries that no longer hold
+        self._by_age: list[tuple[int, int, KvBlock]] = []  # a heap of `_kept`, with entries that no longer hold
         # The newest block of each content, in use or kept. OpenVINO drops an entry with the content of any block that
         # it overwrites, though another block may have the same.
         self._newest: dict[int, KvBlock] = {}

@@ -18,7 +18,7 @@ class _Followed:
     """A request in the pipeline."""
 
     block_tokens: int
-    token_ids: list[int]  # of the prompt, and what was made of it so far
+    token_ids: list[int]  # the prompt, and the output so far
     num_prompt_tokens: int
     num_processed: int = 0  # tokens whose keys and values are in its blocks
     num_scheduled: int = 0
@@ -26,7 +26,7 @@ class _Followed:
     blocks: list[KvBlock] = field(default_factory=list)
     is_cancelled: bool = False
     is_waiting: bool = False  # preempted in this step
-    _contents: list[int] = field(default_factory=list)  # of its whole blocks, from the first on
+    _contents: list[int] = field(default_factory=list)  # hashes of the whole blocks, from the first on
 
     @property
     def is_decoding(self) -> bool:

@@ -46,7 +46,7 @@ from trireme.base.errors import Unavailable
 
 _log = logging.getLogger("trireme.openvino")
 
-_MAX_DROPS = 8  # of the whole batch in a row, with no token in between; then its requests fail
+_MAX_DROPS = 8  # drops of the whole batch in a row, with no token in between; then its requests fail
 
 
 class OpenVinoEngine(Engine):
@@ -150,7 +150,7 @@ class OpenVinoEngine(Engine):
             handle.cancel()
         self._running.clear()
         self._waiting.clear()
-        with contextlib.suppress(RuntimeError):  # of a pipeline that is broken
+        with contextlib.suppress(RuntimeError):  # raised by a broken pipeline
             self._pipeline.step()
         del self._pipeline, self._guides
         drop_signal_stack()

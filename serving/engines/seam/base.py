@@ -197,10 +197,10 @@ class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
 class CancelStats(msgspec.Struct, frozen=True, kw_only=True):
     """The ends of cancelled requests in an engine that batches by itself, counted over the engine's life."""
 
-    num_confirmed: int = 0  # it said that it has ended them
-    num_waiting: int = 0  # they had not begun
-    num_ran_on: int = 0  # it was not told, and computed them to their end
-    num_unconfirmed: int = 0  # it never said that it has ended them
+    num_confirmed: int = 0  # the engine said that it has ended them
+    num_waiting: int = 0  # the requests had not begun
+    num_ran_on: int = 0  # the engine was not told, and computed them to their end
+    num_unconfirmed: int = 0  # the engine never said that it has ended them
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ CAPABILITIES = Capabilities(
     supported=frozenset(SamplingParams.__struct_fields__) - {"num_draft_tokens", "use_draft_logits"},
     why_not={"num_draft_tokens": _NO_DRAFTS, "use_draft_logits": _NO_DRAFTS},
     conditions={
-        "guide_type": _ANOTHER_OUTPUT,  # it knows no text
+        "guide_type": _ANOTHER_OUTPUT,  # the engine knows no text
         "guide": _ANOTHER_OUTPUT,
     },
 )

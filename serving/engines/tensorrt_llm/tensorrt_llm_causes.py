@@ -18,11 +18,11 @@ class Cause(NamedTuple):
     """A way to fail: how its text is known, and what to do.
 
     Attributes:
-        name: which check it is.
+        name: of the check.
         pattern: found in the text.
         wanted: what the import needs; `\\1` and the like are the pattern's groups.
-        next_step: the cure, likewise.
-        is_driver: it is a matter of the machine's driver, and no fault of the image.
+        next_step: the cure, with groups like `wanted`.
+        is_driver: the failure is a matter of the machine's driver, and no fault of the image.
     """
 
     name: str
@@ -123,7 +123,7 @@ _UNKNOWN = Cause("import", "", "an import without an error", f"run this in the i
 
 
 def known_cause(text: str) -> Cause | None:
-    """Return which known failure a text shows, its `wanted` and `next_step` completed from the text; None: none."""
+    """Return the known failure that a text shows, its `wanted` and `next_step` completed from the text; None: none."""
     for cause in CAUSES:
         match = re.search(cause.pattern, text)
         if match is not None:

@@ -36,7 +36,7 @@ _LLM_CLASSES = {"tensorrt": "TrtLlmArgs", "pytorch": "TorchLlmArgs"}
 
 
 def llm_arguments(spec: TrtLlmSpec, upstream: Upstream, *, kv_block_tokens: int) -> dict[str, object]:
-    """Return what the LLM of this spec is made with; parts are upstream's own objects, which check themselves.
+    """Return the arguments for the LLM of this spec; parts are upstream's own objects, which check themselves.
 
     Args:
         spec: every setting of it ends up in an argument.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `generate_async` takes beside sampling parameters: KV retention and the two phases of disaggregated serving."""
+"""The arguments of `generate_async` beside sampling parameters: KV retention and phases of disaggregated serving."""
 
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ _FIELD = "context_phase_params"
 
 
 class _ContextPhase(msgspec.Struct, frozen=True, array_like=True):
-    """What the prefill's server hands over, in our bytes: the parts of upstream's DisaggregatedParams that travel."""
+    """The bytes that the prefill's server hands over: the parts of upstream's DisaggregatedParams that travel."""
 
     first_gen_tokens: list[int] | None
     ctx_request_id: int | None
@@ -26,12 +26,12 @@ _decoder = msgspec.msgpack.Decoder(_ContextPhase)
 
 
 def comes_at_once(sampling: SamplingParams) -> bool:
-    """Whether a request is asked for whole: beams are known at their end, and logits are told for the whole output."""
+    """Return whether a request's output comes whole: with beams, known at their end, or logits of the whole output."""
     return sampling.beam_width > 1 or sampling.return_context_logits or sampling.return_generation_logits
 
 
 def call_parts(sampling: SamplingParams, upstream: Upstream) -> dict[str, object]:
-    """The arguments of the call; none where nothing was asked for.
+    """Return the arguments of the call; none where nothing was asked for.
 
     Raises:
         RequestError: `context_phase_params` is not what a context-only request was answered.
@@ -59,7 +59,7 @@ def call_parts(sampling: SamplingParams, upstream: Upstream) -> dict[str, object
 
 
 def context_phase_of(params: Disaggregated) -> bytes:
-    """What a context-only request was answered, for the request that goes on."""
+    """Return the answer to a context-only request in bytes, for the request that goes on."""
     phase = _ContextPhase(params.first_gen_tokens, params.ctx_request_id, params.opaque_state, params.draft_tokens)
     return msgspec.msgpack.encode(phase)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cancelled requests that TensorRT-LLM may still compute: which of them are work, and for how long.
+"""The cancelled requests that TensorRT-LLM may still compute: which of them are work, and for how long.
 
 Upstream confirms a cancel of a request that runs, within an iteration or two. Of one that waits in its queue the
 PyTorch backend never says a word again, and a compiled engine only when it would have begun it. Two kinds are not
@@ -50,7 +50,7 @@ class Cancels:
 
     @property
     def are_work(self) -> bool:
-        """Return whether upstream computes, or ends, one of them."""
+        """Return whether upstream computes, or ends, a cancelled request."""
         return any(cancelled.ending is not Ending.WAITING for cancelled in self._open.values())
 
     @property
@@ -64,7 +64,7 @@ class Cancels:
         return cancelled is not None and cancelled.ending is not Ending.WAITING
 
     def num_before(self, request: RunningRequest) -> int:
-        """Return how many of them came before a request and may still have a place upstream."""
+        """Return how many cancelled requests came before a request and may still have a place upstream."""
         return sum(cancelled.request.number < request.number for cancelled in self._open.values())
 
     def begin(self, request: RunningRequest, ending: Ending, now_s: float) -> None:
@@ -77,7 +77,7 @@ class Cancels:
         self._over(request.key, "waiting")
 
     def confirm(self, request: RunningRequest) -> None:
-        """Count a request of which upstream says that it has ended; one that was counted before is ignored."""
+        """Count a request that upstream says has ended; one that was counted before is ignored."""
         cancelled = self._open.get(request.key)
         if cancelled is None:
             return
@@ -85,7 +85,7 @@ class Cancels:
         self._over(request.key, outcomes[cancelled.ending])
 
     def overdue(self, now_s: float, num_iterations: int) -> list[RunningRequest]:
-        """Write off and return those that upstream should have confirmed by now.
+        """Write off and return the requests that upstream should have confirmed by now.
 
         Args:
             now_s: of the monotonic clock.
@@ -106,7 +106,7 @@ class Cancels:
         return late
 
     def note_idle(self) -> None:
-        """Upstream says that it has no request: what was written off is over, too."""
+        """Note that upstream has no request: what was written off is over, too."""
         self._is_cache_uncertain = False
 
     def stats(self) -> CancelStats:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM 1.2 can do of the contract through its LLM API, and for everything else the class that lacks it.
+"""The part of the contract that TensorRT-LLM 1.2 can do through its LLM API, and for all else the class that lacks it.
 
 Source of the classes and their arguments: the facts that the tests' stand-in is generated from; `make trtllm-facts`
 compares them with an installed version.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM's LLM API behind the seam, for compiled engines and for PyTorch alike.
+"""The engine on TensorRT-LLM's LLM API behind the seam, for compiled engines and for PyTorch alike.
 
 Upstream batches by itself, in processes of its own. What `LlmThread` sees of it waits in a queue, and `step` takes what
 is there, waiting a little for the first.
@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 
 
 class TrtLlmEngine(Engine):
-    """One LLM. A step of the seam is not an iteration of upstream, whose batch never waits for us.
+    """An LLM of upstream. A step of the seam is not an iteration of upstream, whose batch never waits for us.
 
     Of the KV cache we know what upstream tells: the size after a first token, made at start, and what is used after
     every iteration. Between iterations nothing is told, so without requests nothing counts as used.
@@ -83,7 +83,7 @@ class TrtLlmEngine(Engine):
         self._is_cache_size_asked = spec.num_kv_blocks is not None
         self._upstream = upstream
         self._adapter_timeout_s = spec.watchdog_s
-        self._num_seen_events = 0  # of what upstream has made
+        self._num_seen_events = 0  # events with output of upstream
         self._words = words
         self._requests: dict[int, RunningRequest] = {}
         self._cancels = Cancels()
@@ -133,7 +133,7 @@ class TrtLlmEngine(Engine):
 
     @property
     def plain_sampling(self) -> SamplingParams:
-        """Return the one with the beams that the deployment's requests have to have."""
+        """Return the sampling of a request for one token, with the beams that the deployment's requests must have."""
         return self._words.rules.first_sampling
 
     def add(self, request: GenerationRequest) -> None:
@@ -158,7 +158,7 @@ class TrtLlmEngine(Engine):
             raise self._words.refusal_of(exc, arguments) from exc
         except LoopStuckError:
             raise
-        except Exception as exc:  # what a file may be the reason for: anything
+        except Exception as exc:  # a file may be the reason for any exception
             error = self._words.adapter_refusal(exc, arguments, request.sampling)
             if error is exc:
                 raise
@@ -195,7 +195,7 @@ class TrtLlmEngine(Engine):
         return key in self._cancels
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """What is known of a running request; None before its first token."""
+        """Return what is known of a running request; None before its first token."""
         request = self._requests.get(key)
         return request.perf if request is not None else None
 
@@ -246,7 +246,7 @@ class TrtLlmEngine(Engine):
         return self._num_seen_events + self._llm.stats.num_iterations if self.has_work else None
 
     def stats(self) -> EngineStats:
-        """Our requests, divided as upstream's last iteration says, and the blocks that it used."""
+        """Return our requests, divided as upstream's last iteration says, and the blocks that it used."""
         num_requests = len(self._requests)
         num_running = min(self._llm.stats.num_scheduled, num_requests)
         return EngineStats(
@@ -269,7 +269,11 @@ class TrtLlmEngine(Engine):
 
 
 def _wait_for(look: Callable[[], Value | None], timeout_s: float, complaint: str) -> Value:
-    """The first true value that `look` gives."""
+    """Return the first true value that `look` gives.
+
+    Raises:
+        SpecError: none came within `timeout_s` seconds.
+    """
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if value := look():

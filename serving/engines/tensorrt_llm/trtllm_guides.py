@@ -33,7 +33,7 @@ class GuideCheck:
         """Check that upstream will be able to compile a guide.
 
         Raises:
-            RequestError: it will not, or xgrammar is not installed, so nobody knows.
+            RequestError: upstream will not, or xgrammar is not installed, so nobody knows.
         """
         if guide_type not in _PARSERS:
             return

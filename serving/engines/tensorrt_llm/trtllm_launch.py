@@ -24,14 +24,14 @@ def render_launch(
     launcher: Launcher | None = None,
     launcher_options: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The command line for a server.
+    """Return the command line for a server.
 
     Args:
         spec: its `world_size` is the number of ranks.
         command: the server's own command line.
-        num_nodes: machines, each with the same number of GPUs.
+        num_nodes: machines, each with an equal number of GPUs.
         launcher: what starts the ranks; None: the LLM itself, on one node.
-        launcher_options: of it, beside ours.
+        launcher_options: options of the launcher, beside ours.
 
     Raises:
         SpecError: the ranks do not divide into the nodes, or the nodes have no launcher.

@@ -23,7 +23,7 @@ _CLOSE_S = MAX_CLOSE_S + 30.0  # more than any deployment gives, whose processes
 
 @dataclass(slots=True)
 class Event:
-    """What one request made, or what broke the whole engine."""
+    """The news of one request, or what broke the whole engine."""
 
     request: RunningRequest | None
     output: NewOutput = field(default_factory=NewOutput)
@@ -31,10 +31,10 @@ class Event:
 
 
 class LlmThread:
-    """One LLM, and the thread of its event loop.
+    """An LLM, and the thread of its event loop.
 
     Attributes:
-        events: what requests made, or what broke the whole engine, in the order in which it was seen.
+        events: news of requests, or what broke the whole engine, in the order in which it was seen.
         stats: of upstream's newest iteration.
     """
 
@@ -62,7 +62,7 @@ class LlmThread:
         self._upstream = upstream
         self._rules = rules
         self._on_idle = on_idle
-        self._has_submitted = asyncio.Event()  # of the loop: upstream's stats begin, or go on, with a request
+        self._has_submitted = asyncio.Event()  # set in the loop: upstream's stats begin, or go on, with a request
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.stats = NO_STATS
         self._loop = EventLoopThread("trtllm")
@@ -98,8 +98,8 @@ class LlmThread:
         """Hand a request to upstream, and follow it.
 
         Raises:
-            LoopStuckError: upstream has not taken it within `timeout_s`.
-            Exception: whatever upstream raises of it.
+            LoopStuckError: upstream has not taken the request within `timeout_s`.
+            Exception: whatever upstream raises for the request.
         """
 
         def start() -> None:
@@ -110,7 +110,7 @@ class LlmThread:
         self._loop.call(start, timeout_s=timeout_s)
 
     def abort(self, request: RunningRequest) -> None:
-        """Have upstream end a request; that it has ended is an event."""
+        """Have upstream end a request; its end comes as an event."""
         assert request.result is not None, "it was started"
         self._loop.call(request.result.abort)
 

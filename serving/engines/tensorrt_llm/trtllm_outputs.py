@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request has made since it was last looked at, read from TensorRT-LLM's output, which grows in place."""
+"""The output that a request has made since it was last looked at, read from TensorRT-LLM's, which grows in place."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class UnreadableOutput(ServerError):
-    """An output without something that was asked for; its request fails alone."""
+    """The error of an output without something that was asked for; its request fails alone."""
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class NewOutput:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows."""
+        """Return whether nothing follows."""
         return self.finish_reason is not None or self.error is not None
 
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """One request that upstream has."""
+    """A request that upstream has."""
 
     key: int
     end_ids: tuple[int, ...]
@@ -49,15 +49,15 @@ class RunningRequest:
     number: int = 0  # in the order in which upstream got them
     result: Result | None = None
     following: "asyncio.Task[None] | None" = None
-    num_tokens: int = 0  # of its output that have been read
+    num_tokens: int = 0  # output tokens that have been read
     is_cancelled: bool = False
-    is_unreadable: bool = False  # what upstream still makes of it is of no use
+    is_unreadable: bool = False  # what upstream still makes for the request is dropped
     metrics: RequestPerfMetrics | None = None  # with its last output
     last_token_time_ns: int = 0
 
     @property
     def perf(self) -> PerfMetrics | None:
-        """What is known of it so far."""
+        """Return the metrics of the request so far."""
         if self.metrics is None:
             return None
         return read_perf_metrics(self.metrics, last_token_time_ns=self.last_token_time_ns)
@@ -125,13 +125,13 @@ class RunningRequest:
         )
 
     def _packed(self, logits: Tensor | None) -> PackedArray:
-        """``[tokens, vocab] float32``, wherever they are and of whatever type; without the padding."""
+        """Return ``[tokens, vocab] float32`` without the padding, wherever the logits are and of whatever type."""
         if logits is None:
             raise UnreadableOutput("TensorRT-LLM gave no logits; leave return_*_logits out", field="logits")
         return PackedArray.of(logits.float().cpu().numpy()[..., : self.vocab_size])
 
     def _kept_end_ids(self, output: Completion) -> list[int]:
-        """The end token, where a compiled engine has kept it to itself; the seam has it in the output."""
+        """Return the end token, where a compiled engine has kept it to itself; the seam has it in the output."""
         if output.finish_reason != "stop" or self._has_end_token(output.token_ids):
             return []
         return [output.stop_reason if isinstance(output.stop_reason, int) else self.end_ids[0]]
@@ -141,7 +141,10 @@ class RunningRequest:
 
 
 def _log_probs(output: Completion, token_ids: list[int]) -> list[float]:
-    """Of the newest tokens. Upstream's list is of all tokens, or with an engine of those of the last output only."""
+    """Return the log probabilities of the newest tokens.
+
+    Upstream's list is of all tokens, or with an engine of those of the last output only.
+    """
     rows = output.logprobs[len(output.logprobs) - len(token_ids) :] if token_ids else []
     if len(output.logprobs) < len(token_ids):
         raise UnreadableOutput(
@@ -153,7 +156,7 @@ def _log_probs(output: Completion, token_ids: list[int]) -> list[float]:
 
 
 def _log_prob(row: object, token_id: int) -> float:
-    """Of the chosen token, from a dict of all that are told, or from a float where only that one is."""
+    """Return the log probability of the chosen token, from a dict of all that are told, or from a float of it alone."""
     if isinstance(row, float):
         return row
     if not isinstance(row, dict) or token_id not in row:

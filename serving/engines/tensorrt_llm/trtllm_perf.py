@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM measured of a request, in the seam's words."""
+"""The measurements of TensorRT-LLM for a request, in the seam's words."""
 
 import time
 from datetime import timedelta
@@ -9,7 +9,7 @@ from serving.engines.seam.base import PerfMetrics
 
 
 class _Timing(Protocol):
-    """Since some fixed moment of the machine: C++'s steady clock, which is Python's monotonic one on Linux."""
+    """The times of a request by C++'s steady clock, which is Python's monotonic one on Linux."""
 
     arrival_time: timedelta
     first_scheduled_time: timedelta
@@ -31,7 +31,7 @@ class _SpeculativeDecoding(Protocol):
 
 
 class RequestPerfMetrics(Protocol):
-    """Upstream's, with every output of a request; the last token's time only with the last."""
+    """The measurements of upstream, with every output of a request; the last token's time comes only with the last."""
 
     timing_metrics: _Timing
     kv_cache_metrics: _KvCache
@@ -39,7 +39,7 @@ class RequestPerfMetrics(Protocol):
 
 
 def read_perf_metrics(metrics: RequestPerfMetrics, *, last_token_time_ns: int) -> PerfMetrics:
-    """Times become those of the system's clock, as it is set now.
+    """Return the metrics with times of the system's clock, as it is set now.
 
     Args:
         metrics: upstream's.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of TensorRT-LLM for the requests of one deployment that its signatures do not tell.
+"""The rules of TensorRT-LLM for the requests of one deployment that its signatures do not tell.
 
 Which of them it refuses or does not survive, how many it takes at a time, and which it must not be told to cancel.
 Each rule is a row of `docs/trtllm_behaviour.md`, with its source; how long requests may be is kept in
@@ -25,7 +25,7 @@ class TrtLlmRules:
 
     @property
     def first_sampling(self) -> SamplingParams:
-        """Return how the first token is asked for at start: as the deployment's requests are."""
+        """Return the sampling of the first token, which is asked for at start: as that of the deployment's requests."""
         beam_width = 1 if self._is_engine else self._spec.max_beam_width
         return SamplingParams(max_tokens=1, end_id=-1, beam_width=beam_width)
 
@@ -54,7 +54,7 @@ class TrtLlmRules:
         """Check what upstream would refuse, misunderstand or not survive.
 
         Raises:
-            RequestError: it would; the error names the field.
+            RequestError: the request has such a value; the error names the field.
         """
         sampling = request.sampling
         self._refuse_beam_width(sampling)

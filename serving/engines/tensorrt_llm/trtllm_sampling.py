@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our sampling parameters in TensorRT-LLM's words, and which of them an engine honours.
+"""The translation of sampling parameters into TensorRT-LLM's words, and which of them an engine honours.
 
 `top_k` 0 and `top_p` 0 mean unset to both sides, and greedy is where neither is set.
 """
@@ -38,7 +38,7 @@ _PRIORITIES = {Priority.PREMIUM: 1.0, Priority.BATCH: 0.0}
 
 
 class SamplingWords:
-    """Translates for one engine."""
+    """The translation for one engine."""
 
     def __init__(self, spec: TrtLlmSpec, upstream: Upstream, *, end_ids: tuple[int, ...], vocab_size: int) -> None:
         self._spec = spec
@@ -57,12 +57,12 @@ class SamplingWords:
         self.supported = frozenset(ARGUMENTS) - self.why_not.keys()
 
     def end_ids_of(self, sampling: SamplingParams) -> tuple[int, ...]:
-        """The tokens that end this request."""
+        """Return the tokens that end this request."""
         ids = self._end_ids if sampling.end_id is None else (sampling.end_id,)
         return tuple(token_id for token_id in ids if 0 <= token_id < self._vocab_size)
 
     def call_arguments(self, request: GenerationRequest) -> dict[str, object]:
-        """What `generate_async` is called with.
+        """Return the arguments for `generate_async`.
 
         Raises:
             RequestError: a value that upstream cannot honour, though it honours the parameter.
@@ -192,7 +192,7 @@ class SamplingWords:
         return [word[0] for word in words]
 
     def _bias_tensor(self, bias: dict[int, float]) -> object:
-        """``[vocab_size] float32``."""
+        """Return the bias as ``[vocab_size] float32``."""
         for token_id in bias:
             if not 0 <= token_id < self._vocab_size:
                 raise self.rules.refusal("embedding_bias", token_id, f"token ids of 0 to {self._vocab_size - 1}")
@@ -233,13 +233,13 @@ class SamplingWords:
             return self._upstream.make_lora_request(
                 lora_name=adapter.name, lora_int_id=adapter.number, lora_path=str(adapter.folder)
             )
-        except ValueError as exc:  # it looks whether the path exists
+        except ValueError as exc:  # upstream looks whether the path exists
             message = f"{field} ({name}) has been taken out of engine.lora.dir just now: {exc}"
             raise RequestError(message, field=field, value=name, provider=self._spec.provider) from exc
 
 
 def _adapter_of(arguments: dict[str, object]) -> LoraRequest | None:
-    """The adapter that a call names."""
+    """Return the adapter that a call names; None: none."""
     return cast("LoraRequest | None", arguments.get("lora_request"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which argument of TensorRT-LLM each field of ours becomes, of its SamplingParams or of generate_async."""
+"""The argument of TensorRT-LLM that each field of ours becomes, of its SamplingParams or of generate_async."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from serving.engines.seam.capabilities import DISAGGREGATION_FIELDS, RETENTION_F
 
 
 class Row(NamedTuple):
-    """One field that needs no more than a name."""
+    """A field that needs no more than a name."""
 
     field: str  # of SamplingParams
     argument: str  # of upstream's SamplingParams

@@ -55,7 +55,7 @@ def plan_engine_start(spec: TrtLlmSpec, environ: Mapping[str, str], find: Callab
     Args:
         spec: the engine's.
         environ: of the server.
-        find: the path of a program, as `shutil.which`.
+        find: returns the path of a program, as `shutil.which`.
 
     Raises:
         SpecError: the ranks cannot be started here; the text has the cure.
@@ -82,7 +82,7 @@ def needs_launcher(spec: TrtLlmSpec) -> bool:
 
 
 def rank_environment(spec: TrtLlmSpec) -> dict[str, str]:
-    """Return what upstream is told by environment before its LLM is made."""
+    """Return the environment variables that upstream reads before its LLM is made."""
     return {SINGLE_PROCESS: "1" if spec.launcher == "auto" and spec.world_size == 1 else "0"}
 
 
@@ -111,7 +111,7 @@ def _refuse_other_nodes(spec: TrtLlmSpec) -> None:
 
 
 def refuse_second_llm(releases: Sequence[ReleaseSpec], environ: Mapping[str, str]) -> None:
-    """Check that ranks that were started from outside are asked to serve one LLM only.
+    """Check that ranks started from outside serve one LLM only.
 
     Raises:
         SpecError: the releases have several; upstream's script would connect them all to one pool of ranks.

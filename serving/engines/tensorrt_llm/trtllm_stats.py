@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM tells of an iteration: the part of its stats that we show.
+"""The part of TensorRT-LLM's stats of an iteration that we show.
 
 Parts that do not apply are null or missing there.
 """
@@ -36,7 +36,7 @@ class _Row(msgspec.Struct, rename="camel"):
 
 
 class IterationStats(msgspec.Struct, frozen=True):
-    """One iteration."""
+    """The stats of one iteration."""
 
     num_iterations: int
     num_scheduled: int  # requests in its batch
@@ -51,7 +51,7 @@ NO_STATS = IterationStats(0, 0, 0, 0, 0)
 
 
 def read_stats(row: dict[str, object]) -> IterationStats:
-    """A row of `get_stats_async`.
+    """Return the stats from a row of `get_stats_async`.
 
     Raises:
         msgspec.ValidationError: a part has another type than upstream says.

@@ -17,27 +17,27 @@ Make = Callable[..., object]
 
 
 class Tensor(Protocol):
-    """torch's, on a GPU or not."""
+    """The interface of torch's tensors, on a GPU or not."""
 
     def float(self) -> "Tensor":
-        """As float32."""
+        """Return the tensor as float32."""
 
     def cpu(self) -> "Tensor":
-        """In this machine's memory."""
+        """Return the tensor in this machine's memory."""
 
     def numpy(self) -> Array:
-        """As an array; not of bfloat16."""
+        """Return the tensor as an array; not of bfloat16."""
 
 
 class LoraRequest(Protocol):
-    """LoRARequest: the adapter of a request."""
+    """The interface of LoRARequest, the adapter of a request."""
 
     lora_name: str
     lora_int_id: int
 
 
 class Disaggregated(Protocol):
-    """DisaggregatedParams: what the server of the prefill gives to that of the decode."""
+    """The interface of DisaggregatedParams, which the server of the prefill gives to that of the decode."""
 
     first_gen_tokens: list[int] | None
     ctx_request_id: int | None
@@ -46,7 +46,7 @@ class Disaggregated(Protocol):
 
 
 class Completion(Protocol):
-    """CompletionOutput: what one sequence has so far; the lists grow in place."""
+    """The interface of CompletionOutput: what one sequence has so far; the lists grow in place."""
 
     token_ids: list[int]
     logprobs: Sequence[object]  # for each token a dict of Logprob by token id, or a float
@@ -59,20 +59,20 @@ class Completion(Protocol):
 
 
 class Result(Protocol):
-    """RequestOutput: iterated asynchronously, it gives itself after every change."""
+    """The interface of RequestOutput, which, iterated asynchronously, gives itself after every change."""
 
     outputs: Sequence[Completion]  # the beams, the best first; one without beam search
     context_logits: Tensor | None  # [prompt tokens, vocab], where asked for
     finished: bool
 
     def abort(self) -> None:
-        """End it; its last change says `cancelled`."""
+        """End the request; its last change says `cancelled`."""
 
     def __aiter__(self) -> AsyncIterator["Result"]: ...
 
 
 class Llm(Protocol):
-    """LLM, which batches in processes of its own."""
+    """The interface of LLM, which batches in processes of its own."""
 
     def generate_async(self, inputs: object, **arguments: object) -> Result:
         """Queue a request; inside a running event loop."""
@@ -86,7 +86,7 @@ class Llm(Protocol):
 
 @dataclass(frozen=True)
 class Upstream:
-    """One installation."""
+    """An installation of TensorRT-LLM."""
 
     version: str
     make_llm: Callable[..., Llm]
@@ -98,10 +98,10 @@ class Upstream:
     make_disaggregated_params: Make
     grammar: object | None  # xgrammar's class, which upstream brings; None: it is not there
     make_tensor: Callable[[list[float]], object]  # torch's, float32; upstream brings it
-    request_error: type[Exception]  # of one request; what else is raised means that the executor is broken
+    request_error: type[Exception]  # raised for one request; any other exception means that the executor is broken
     configs: object  # the module with KvCacheConfig and all other parts of the LLM's arguments
-    call_arguments: frozenset[str]  # that generate_async knows
-    sampling_arguments: frozenset[str]  # that SamplingParams knows
+    call_arguments: frozenset[str]  # arguments of generate_async
+    sampling_arguments: frozenset[str]  # arguments of SamplingParams
 
     @property
     def has_samplers(self) -> bool:
@@ -156,7 +156,7 @@ def one_line(exc: BaseException) -> str:
 
 
 def installed_version() -> str:
-    """The version of `tensorrt_llm`."""
+    """Return the version of the installed `tensorrt_llm`."""
     return str(importlib.import_module("tensorrt_llm").__version__)
 
 
