@@ -75,7 +75,7 @@ class QueuePolicy(ABC):
 
 
 class FirstComeFirstServed(QueuePolicy):
-    """One queue for every request, as upstream has it; classes and tenants count for their bounds alone."""
+    """A single queue for all requests, as upstream has it; classes and tenants count for their bounds alone."""
 
     def __init__(self, spec: QueueSpec, is_over_share: _IsOverShare, may_begin: _MayBegin) -> None:
         del spec, is_over_share, may_begin

@@ -50,7 +50,7 @@ _MAX_DROPS = 8  # drops of the whole batch in a row, with no token in between; t
 
 
 class OpenVinoEngine(Engine):
-    """One `ContinuousBatchingPipeline`, driven step by step.
+    """A `ContinuousBatchingPipeline`, driven step by step.
 
     Not bit-exact across batch compositions: the same request may take another token in other company.
     `stats` counts blocks as OpenVINO does: what prefix caching keeps for reuse is free.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next, who waits and who is refused, on the simulated engine in virtual time."""
+"""Tests of which request runs next, which waits and which is refused, on the simulated engine in virtual time."""
 
 import math
 import random

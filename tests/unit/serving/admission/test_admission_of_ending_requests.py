@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What admission has promised to a request that was stopped is free when the engine says that it is over."""
+"""Tests that the reservation of a stopped request is released when the engine says that the request is over."""
 
 from admission_runs import AdmissionRun, request
 

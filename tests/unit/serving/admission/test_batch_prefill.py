@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What batch prompts may begin beside interactive requests, and what they cost these, in virtual time."""
+"""Tests of which batch prompts begin beside interactive requests, and what they cost these, in virtual time."""
 
 import pytest
 from admission_runs import AdmissionRun, request, small_engine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tenant's flood leaves the others as they were, and nobody starves: in virtual time."""
+"""Tests that a flood of one tenant leaves the others as they were, and nobody starves, in virtual time."""
 
 import heapq
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is given up under load, one step after the other, in virtual time."""
+"""Tests of load shedding: what is given up under load, level by level, in virtual time."""
 
 import heapq
 import itertools

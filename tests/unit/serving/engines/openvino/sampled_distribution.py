@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two engines sample from one distribution: many short outputs of the same prompt, and a chi-square of two
-samples.
-"""
+"""A test of whether two engines sample from one distribution: short outputs of one prompt, and a chi-square."""
 
 import math
 from collections import Counter, defaultdict
@@ -15,11 +13,16 @@ _MIN_EXPECTED = 5.0  # of a cell, in either sample; rarer values are counted tog
 def sampled_outputs(
     engine: Engine, prompt: list[int], count: int, *, first_seed: int | None, num_tokens: int, temperature: float
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Outputs of `num_tokens` tokens each, from the whole vocabulary, as many at a time as the engine takes; and how
-    many of their tokens were accepted drafts.
+    """Return outputs from the whole vocabulary, and how many of their tokens were accepted drafts.
+
+    As many requests run at a time as the engine takes.
 
     Args:
+        prompt: of every request.
+        count: number of outputs.
         first_seed: the others follow; None: the engine's own choice.
+        num_tokens: of each output.
+        temperature: of the sampling.
     """
     outputs: defaultdict[int, list[int]] = defaultdict(list)
     num_accepted = 0
@@ -37,7 +40,7 @@ def sampled_outputs(
 
 
 def deviation(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
-    """How unlikely it is that two samples come from one distribution: their chi-square in standard deviations.
+    """Return how unlikely it is that two samples come from one distribution: their chi-square in standard deviations.
 
     Source: Wilson and Hilferty (1931), the cube root of chi-square over its degrees of freedom is nearly normal.
     """

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of OpenVINO's prefix cache is what it did, counted by hand.
-
-A pipeline with steps of one token computes one prompt token a step: the steps until a request's first token are the
-tokens that were not in the cache. With steps of four they say it to within three tokens.
-"""
+"""Tests of what is said of OpenVINO's prefix cache against what it did, counted by hand."""
 
 import random
 from dataclasses import dataclass, field
@@ -71,7 +67,7 @@ class Bench:
         )
 
     def prompt(self, max_tokens: int) -> list[int]:
-        """One that shares its beginning with others, at any length."""
+        """Return a prompt that shares its beginning with others, at any length."""
         draw = self.random
         known = draw.choice(self.earlier) if self.earlier and draw.random() < 0.4 else draw.choice(self.stems)
         known = known[: draw.randrange(1, min(max_tokens, len(known)) + 1)]
@@ -90,7 +86,7 @@ class Bench:
         return key
 
     def step(self) -> None:
-        """One of the pipeline, and of what follows it."""
+        """Run a step of the pipeline, and of what follows it."""
         num_decoding = sum(asked.num_made > 0 for asked in self.running.values())
         self.pipeline.step()
         made: dict[int, list[int]] = {}
@@ -114,7 +110,7 @@ class Bench:
             self.earlier.append(self.running.pop(key).token_ids)
 
     def cancel(self, key: int) -> None:
-        """As a client that leaves."""
+        """Cancel a request, as for a client that leaves."""
         self.running.pop(key).handle.cancel()
         self.cached.cancel(key)
 
@@ -202,7 +198,7 @@ def engine_of(**changes: object) -> Engine:
 
 
 def perf(engine: Engine, key: int, token_ids: list[int], **sampling: object) -> PerfMetrics:
-    """What is told of a request at its end."""
+    """Return what is told of a request at its end."""
     params = SamplingParams(**({"max_tokens": 3, "end_id": -1} | sampling))  # type: ignore[arg-type]
     engine.add(GenerationRequest(key=key, input_ids=token_ids, sampling=params))
     chunks = []

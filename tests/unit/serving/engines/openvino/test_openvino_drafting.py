@@ -47,7 +47,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @pytest.fixture(params=KINDS)
 def small(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """With room for 256 tokens."""
+    """Yield an engine with room for 256 tokens."""
     created = openvino(**KINDS[request.param] | {"num_kv_blocks": 8})
     yield created
     created.close()

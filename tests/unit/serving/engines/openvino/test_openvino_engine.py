@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the OpenVINO engine adds to the conformance of every engine: its parameters, and OpenVINO's own ways.
-
-The tests named `test_openvino_...` show on the bare pipeline why the engine does what it does: when an upgrade of
-OpenVINO makes one fail, what it justifies can go.
-"""
+"""Tests of what the OpenVINO engine adds to the conformance of every engine: its parameters and OpenVINO's own ways."""
 
 import json
 import shutil
@@ -119,8 +115,9 @@ def test_a_max_seq_len_beyond_the_models_positions_is_refused(tmp_path: Path) ->
 
 
 def write_adapter(path: Path, *, scale: float) -> Path:
-    """A low-rank adapter of the demo model's query projections, as PEFT names them; safetensors is a JSON head and
-    the numbers.
+    """Write a low-rank adapter of the demo model's query projections, as PEFT names them.
+
+    A safetensors file is a JSON head and the numbers.
     """
     rng, head, data = np.random.default_rng(0), {}, b""
     for layer in range(5):
@@ -209,7 +206,7 @@ def test_blocks_kept_for_reuse_count_as_free_and_save_prefill() -> None:
 
 @pytest.fixture
 def pipeline() -> Iterator[Pipeline]:
-    """The bare pipeline, emptied afterwards."""
+    """Yield the bare pipeline, emptied afterwards."""
     loaded = openvino_pipeline.load_pipeline(spec_of(max_num_seqs=2, is_prefix_caching=False))
     yield loaded
     loaded.step()

@@ -43,7 +43,7 @@ def request(key: int, guide_type: str | None = None, guide: str | None = None, *
 
 
 def run(engine: Engine, *requests: GenerationRequest) -> dict[int, tuple[str, FinishReason | None]]:
-    """The text of each request and why it ended."""
+    """Return the text of each request and why it ended."""
     for one in requests:
         engine.add(one)
     return drain(engine)

@@ -37,14 +37,14 @@ def tokens_of(text: str) -> list[int]:
 
 
 class Asker:
-    """Greedy answers of one engine."""
+    """The greedy answers of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._last_key = 0
 
     def ask(self, prompts: Sequence[list[int]], max_tokens: int = 8) -> list[list[int]]:
-        """All before the next step."""
+        """Return the answers to prompts that are all added before the next step."""
         keys = range(self._last_key + 1, self._last_key + 1 + len(prompts))
         self._last_key += len(prompts)
         for key, prompt in zip(keys, prompts, strict=True):
@@ -67,7 +67,7 @@ def sharing() -> Iterator[Asker]:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Asker]:
-    """What is right: without prefix caching."""
+    """Yield the engine that shows what is right: without prefix caching."""
     engine = create_engine(spec_of(is_prefix_caching=False))
     yield Asker(engine)
     engine.close()

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine provider must do, on each of them; a new provider is one row in `PROVIDERS`.
-
-With `--engine-spec FILE` (`tests/conftest.py`) the cases are of the one real engine that the file describes alone;
-`trireme prove` runs them so. Such an engine batches by itself, whatever `step` does: what is counted in steps here is
-held to something weaker there.
-"""
+"""Tests of what every engine provider must do, on each of them; a new provider is one row in `PROVIDERS`."""
 
 import functools
 import itertools
@@ -76,7 +71,7 @@ def pytorch_of_1_3(**changes: object) -> Engine:
 
 
 def with_room(spec: EngineSpec, changes: Mapping[str, object]) -> EngineSpec:
-    """A spec whose KV cache has room for one whole sequence with its beams, or TensorRT-LLM would shorten it.
+    """Return a spec whose KV cache has room for one whole sequence with its beams, or TensorRT-LLM would shorten it.
 
     A cache that a test does not name grows; beside one that it names, sequences are as long as that has room for.
     """
@@ -101,7 +96,10 @@ def block_tokens_of(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> int:
 
 
 def stepped(spec: EngineSpec, *, version: str = "1.2.1") -> Engine:
-    """On the fake, which iterates once for each step; that ours waits for one that runs freely: test_trtllm_engine."""
+    """Return an engine on the fake that iterates once for each step.
+
+    Our engine's waiting for a fake that runs freely is tested in test_trtllm_engine.
+    """
     with fake_tensorrt_llm(version):
         engine = create_engine(spec)
         return SteppedEngine(engine, Executor.created[-1])
@@ -109,7 +107,7 @@ def stepped(spec: EngineSpec, *, version: str = "1.2.1") -> Engine:
 
 @dataclass(frozen=True)
 class Provider:
-    """How a provider's engine is made for these tests."""
+    """A provider, and how its engine is made for these tests."""
 
     create: Callable[..., Engine]
     is_exact: bool  # a request's tokens do not depend on its company
@@ -142,7 +140,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def real_provider(file: Path) -> object:
-    """The engine of a spec's JSON, which the limits of each test are put over."""
+    """Return the engine of a spec's JSON, which the limits of each test are put over."""
     described = json.loads(file.read_text(encoding="utf-8"))
 
     def create(**changes: object) -> Engine:
@@ -159,7 +157,7 @@ KEYS = itertools.count(1)
 
 @dataclass
 class Output:
-    """What one request got."""
+    """The output of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -175,7 +173,7 @@ class Output:
 
 
 class Session:
-    """Drives an engine and keeps what it makes, checking the rules of `TokenChunk` on the way."""
+    """An engine that is driven, and what it makes; the rules of `TokenChunk` are checked on the way."""
 
     def __init__(self, engine: Engine, *, is_paced: bool = True, is_evicting: bool = True) -> None:
         self.engine = engine
@@ -198,7 +196,7 @@ class Session:
         del self.outputs[key]  # so that a chunk of it is an error from now on
 
     def step(self) -> dict[int, list[int]]:
-        """The new tokens of each request in one step."""
+        """Return the new tokens of each request in one step."""
         chunks = self.engine.step()
         tokens = {chunk.key: chunk.token_ids for chunk in chunks}
         assert len(tokens) == len(chunks), "more than one chunk for a request"
@@ -226,7 +224,7 @@ class Session:
         raise AssertionError("the engine does not come to an end")
 
     def step_until(self, is_so: Callable[[], bool], *, num_steps: int) -> None:
-        """So many steps; on an engine that batches by itself, as many as it takes within a second."""
+        """Run `num_steps` steps; on an engine that batches by itself, as many as it takes within a second."""
         deadline_s = time.monotonic() + 1.0
         for number in itertools.count():
             is_due = number >= num_steps if self.is_paced else is_so() or time.monotonic() > deadline_s
@@ -235,7 +233,7 @@ class Session:
             self.step()
 
     def tokens_of(self, prompt: list[int], max_tokens: int = 8, **sampling: float | None) -> list[int]:
-        """The output of one request alone."""
+        """Return the output of one request alone."""
         key = self.add(prompt, max_tokens, **sampling)
         return self.drain()[key].token_ids
 
@@ -244,14 +242,15 @@ class Session:
 
     @property
     def longest(self) -> int:
-        """The tokens that prompt and output of one request may have in the KV cache."""
+        """Return the tokens that prompt and output of one request may have in the KV cache."""
         info = self.engine.info
         return min(info.max_seq_len, info.num_kv_blocks * info.kv_block_tokens)
 
     def fill_kv_cache(self) -> tuple[int, int]:
-        """An older request that goes on and a younger one that has begun and has to wait for blocks of the older.
+        """Return the keys of an older request that goes on and a younger one that has to wait for the older's blocks.
 
-        On an engine that begins nothing which it could not finish, the younger one waits for all of its blocks.
+        The younger one has begun. On an engine that begins nothing which it could not finish, the younger one waits for
+        all of its blocks.
         """
         info = self.engine.info
         older = self.add(prompt_of(self.longest - 3 * info.kv_block_tokens, 1), max_tokens=3 * info.kv_block_tokens)
@@ -263,12 +262,12 @@ class Session:
 
 
 def prompt_of(num_tokens: int, seed: int = 0) -> list[int]:
-    """Some prompt, another one for every seed."""
+    """Return a prompt that differs with every seed."""
     return [20 + (7 * seed + 13 * i * (seed + 1)) % 1000 for i in range(num_tokens)]
 
 
 def come_and_go(session: Session, num_requests: int, *, max_prompt_tokens: int, max_tokens: int) -> None:
-    """Requests that are added and cancelled at random; those that are not all get their tokens."""
+    """Add and cancel requests at random; those that are not cancelled all get their tokens."""
     rng = random.Random(0)
     max_tokens_of: dict[int, int] = {}
     for _ in range(num_requests):
@@ -298,7 +297,7 @@ def refuse_shortened(engine: Engine, changes: Mapping[str, object]) -> None:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Callable[..., Engine]]:
-    """Engines by provider and limits; loaded once, since tests leave them as they found them."""
+    """Yield a maker of engines by provider and limits; each is loaded once, since tests leave it as they found it."""
     created: list[Engine] = []
 
     @functools.cache
@@ -320,7 +319,7 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 
 @pytest.fixture
 def session_of(provider: Provider, engines: Callable[..., Engine]) -> Iterator[Callable[..., Session]]:
-    """A session on an engine with other limits; what it leaves behind is an error."""
+    """Yield a maker of sessions on an engine with other limits; what a session leaves behind is an error."""
     opened: list[Session] = []
 
     def open_session(**changes: object) -> Session:
@@ -431,7 +430,7 @@ def test_max_tokens_is_exact_and_ends_with_length(session: Session, max_tokens: 
 
 
 def find_late_token(session: Session) -> tuple[list[int], int, int]:
-    """A prompt and a token that its greedy output has first at an index >= 2: prompt, token, index."""
+    """Return a prompt, a token that its greedy output has first at an index >= 2, and that index."""
     for seed in range(20):
         prompt = prompt_of(10, seed)
         output = session.tokens_of(prompt, 16)
@@ -474,7 +473,7 @@ def test_end_id_minus_one_means_no_end_token(session: Session) -> None:
 
 @pytest.fixture
 def seeded(session: Session) -> Session:
-    """The session, where its engine has seeds; one without refuses them, as all that it does not support (below)."""
+    """Return the session, where its engine has seeds; an engine without refuses them, as a test below checks."""
     if "seed" not in session.engine.info.supported:
         pytest.skip(session.engine.info.why_not["seed"])
     return session
@@ -532,7 +531,7 @@ def test_every_token_has_a_log_probability_where_asked_for_and_the_tokens_are_th
 
 @pytest.fixture
 def beam_session(provider: Provider, session_of: Callable[..., Session]) -> Session:
-    """On an engine of its own where one that searches with beams is another one than one that does not."""
+    """Return a session for beams, on an engine of its own where searching with beams takes another one."""
     return session_of(**dict(provider.beams))
 
 
@@ -592,7 +591,7 @@ def test_what_is_known_of_a_running_request_can_be_asked_before_it_is_cancelled(
 
 
 class FutureParams(SamplingParams, frozen=True, kw_only=True):
-    """Sampling as the seam may know it one day."""
+    """Sampling parameters as the seam may know them one day."""
 
     num_beams: int = 1
 

@@ -22,7 +22,7 @@ from trireme.base.errors import SpecError
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A folder that looks like a model until something reads its weights."""
+    """Return a folder that looks like a model until something reads its weights."""
     (tmp_path / "openvino_model.xml").write_text("not a model")
     write_config(tmp_path, eos_token_id=1)
     return tmp_path

@@ -28,14 +28,14 @@ def sequence(num_prompt_tokens: int, num_output_tokens: int) -> Sequence:
 
 
 def batch(*, num_blocks: int = 100, max_num_seqs: int = 8, max_num_batched_tokens: int = 16) -> PagedBatch:
-    """Blocks of 4 tokens."""
+    """Return a batch with blocks of 4 tokens."""
     return PagedBatch(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, num_blocks=num_blocks, block_tokens=4
     )
 
 
 def run_step(paged: PagedBatch) -> PlannedStep:
-    """One step, with the tokens that the engine would add."""
+    """Run one step, with the tokens that the engine would add."""
     step = paged.plan_step()
     for one in [*step.decoding, *step.prefilled]:
         one.num_tokens += 1
@@ -144,5 +144,5 @@ def check(paged: PagedBatch, planned: PlannedStep, arrived: list[Sequence]) -> N
 
 
 def blocks_of(one: Sequence) -> int:
-    """Blocks of 4 tokens: all that is known in prefill; when decoding, all but the newest token."""
+    """Return the blocks of 4 tokens for all that is known in prefill; when decoding, for all but the newest token."""
     return -(-(one.num_tokens - (one.num_unprocessed == 0)) // 4)

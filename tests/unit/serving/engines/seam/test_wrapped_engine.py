@@ -14,7 +14,7 @@ MEMBERS = [name for name in {**vars(Engine), **Engine.__annotations__} if not na
 
 
 class Inside:
-    """Has what it is asked for, by a name, and notes what it is called with."""
+    """An engine that has every member it is asked for, and notes what each is called with."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

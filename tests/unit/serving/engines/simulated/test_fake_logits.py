@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bias, banned words and log probabilities act on the toy logits as they would on real ones."""
+"""Tests that bias, banned words and log probabilities act on the fake logits as they would on real ones."""
 
 import itertools
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the simulated engine adds to the conformance of every engine: its tokens, its time, its exactness."""
+"""Tests of what the simulated engine adds to the conformance of every engine: its tokens, its time, its exactness."""
 
 import itertools
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests can ask of the simulated engine beyond tokens: each thing has an effect, always the same one."""
+"""Tests of what requests can ask of the simulated engine beyond tokens: each has its own constant effect."""
 
 import itertools
 from typing import Any
@@ -26,7 +26,7 @@ PROMPT = [20, 30, 40]
 
 
 class Bench:
-    """One engine and its clock."""
+    """An engine and its clock."""
 
     def __init__(self, **spec: object) -> None:
         data = {"provider": "simulated", "vocab_size": VOCAB_SIZE, "kv_block_tokens": 4} | spec

@@ -39,7 +39,7 @@ _RANK = "mpi4py.futures.server"
 
 
 class Adapter:
-    """One client of an engine, and what came out of it."""
+    """A client of an engine, and what came out of it."""
 
     def __init__(self, source: OwnedEngine) -> None:
         self.source = source
@@ -71,7 +71,7 @@ class Adapter:
                 return num_tokens
 
     def ask_when_back(self, key: int) -> int:
-        """Return the same, of the first engine that takes requests again."""
+        """Return the number of tokens of a request, from the first engine that takes requests again."""
 
         def is_taken() -> bool:
             with contextlib.suppress(Unavailable):
@@ -153,7 +153,11 @@ class World:
 
 
 def wait_until(is_so: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """Raise: AssertionError: it is not so in time."""
+    """Wait until something is so.
+
+    Raises:
+        AssertionError: it is not so in time.
+    """
     deadline_s = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline_s, "not in time"

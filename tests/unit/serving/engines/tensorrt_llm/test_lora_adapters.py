@@ -192,7 +192,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The folders that links name, or named."""
+    """Return the folders that links name, or named."""
     return sorted(path for path in folder.iterdir() if path.name.startswith("."))
 
 

@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def args_of(folders: Path, provider: str, settings: dict[str, object]) -> Any:
-    """The arguments that upstream has made of a spec."""
+    """Return the arguments that upstream has made of a spec."""
     model = {"tensorrt": "engine", "pytorch": "checkpoint"}[provider]
     data: dict[str, object] = {"provider": provider, "dir": folders / model} | settings
     spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(data, context={"base_dir": folders})

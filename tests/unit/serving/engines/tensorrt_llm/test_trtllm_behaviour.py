@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our engine does about each behaviour of TensorRT-LLM (docs/trtllm_behaviour.md); the symptoms themselves:
-test_trtllm_symptoms.
+"""Tests of what our engine does about each behaviour of TensorRT-LLM (docs/trtllm_behaviour.md).
+
+The symptoms themselves are in test_trtllm_symptoms.
 """
 
 import json
@@ -71,7 +72,7 @@ def make_pytorch(maker_of: Callable[..., Maker]) -> Maker:
 
 
 def num_followed(engine: TrtLlmEngine) -> int:
-    """Requests that the engine's event loop still waits for; the stats' own task is not one."""
+    """Return how many requests the engine's event loop still waits for; the stats' own task is not one."""
     return len(engine._llm._loop._tasks) - 1
 
 
@@ -412,7 +413,7 @@ def test_an_engine_on_pytorch_serves_the_full_width_of_beams_alone(make_pytorch:
 
 
 def beams_of(engine: TrtLlmEngine, **sampling: object) -> list[list[float] | None]:
-    """The log probabilities of each beam."""
+    """Return the log probabilities of each beam."""
     params = SamplingParams(max_tokens=4, beam_width=2, end_id=-1, **sampling)  # type: ignore[arg-type]
     engine.add(GenerationRequest(key=1, input_ids=[20, 21], sampling=params))
     while True:
@@ -646,7 +647,7 @@ LORA_BUILD: dict[str, object] = {
 def make_with_adapters(
     request: pytest.FixtureRequest, maker_of: Callable[..., Maker], tmp_path: Path
 ) -> Callable[..., tuple[TrtLlmEngine, Executor]]:
-    """An engine whose adapters are in `tmp_path / "lora"`."""
+    """Return a maker of engines with adapters in `tmp_path / "lora"`."""
     maker = maker_of(request.param, **(LORA_BUILD if request.param == "tensorrt" else {}))
 
     def make(settings: dict[str, object] | None = None, **lora: object) -> tuple[TrtLlmEngine, Executor]:

@@ -26,7 +26,7 @@ from trireme.base.errors import RequestError, ServerError, SpecError
 
 
 class Maker:
-    """Makes a running engine of a provider, and gives what runs behind it."""
+    """A maker of running engines of a provider, with what runs behind each."""
 
     def __init__(self, provider: str, folder: Path) -> None:
         self._spec = {"provider": provider, "dir": folder}
@@ -55,7 +55,7 @@ def add(engine: Engine, key: int, prompt: list[int], *, max_tokens: int = 8, **s
 
 
 def run(engine: Engine) -> dict[int, TokenChunk]:
-    """Everything that the running requests make, joined."""
+    """Return everything that the running requests make, joined."""
     joined: dict[int, TokenChunk] = {}
     deadline_s = time.monotonic() + 20.0
     while engine.has_work:
@@ -176,7 +176,7 @@ def test_the_end_token_is_part_of_the_output_whether_upstream_keeps_it_or_not(
 
 
 def end_ids_of(engine: Engine, *end_ids: int) -> dict[str, object]:
-    """Settings for an engine of the same provider with these end tokens."""
+    """Return settings for an engine of this provider with these end tokens."""
     if engine.info.provider == "tensorrt":
         return {"end_ids": list(end_ids)}
     model: Path = Path(Executor.created[-1].args.model)
@@ -193,7 +193,7 @@ def test_log_probabilities_are_of_the_chosen_tokens(make: Maker, are_of_all_toke
 
 
 def log_probs_of(make: Maker) -> dict[str, object]:
-    """The setting that log probabilities need."""
+    """Return the setting that log probabilities need."""
     return {"is_gathering_generation_logits": True} if make()[0].info.provider == "tensorrt" else {}
 
 

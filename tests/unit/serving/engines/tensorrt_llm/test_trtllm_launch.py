@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server with an engine of several ranks is started, as text."""
+"""Tests of how a server with an engine of several ranks is started, as text."""
 
 from pathlib import Path
 

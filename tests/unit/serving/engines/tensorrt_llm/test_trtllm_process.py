@@ -28,7 +28,7 @@ from trireme.base.errors import ServerError, Unavailable
 
 
 class Recorder:
-    """What a client reports."""
+    """The reports of a client."""
 
     def __init__(self) -> None:
         self.chunks: queue.Queue[TokenChunk] = queue.Queue()
@@ -40,7 +40,7 @@ class Recorder:
                 self.chunks.put(chunk)
 
     def outputs(self, num_requests: int) -> dict[int, TokenChunk]:
-        """The joined output of each request, when all have ended."""
+        """Return the joined output of each request, when all have ended."""
         joined: dict[int, TokenChunk] = {}
         while (
             sum(chunk.finish_reason is not None or chunk.error is not None for chunk in joined.values()) < num_requests
@@ -62,7 +62,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> EngineSpec:
 def client_of(
     engine: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> tuple[EngineClient, Recorder]:
-    """A client whose engine process finds the fake of a version."""
+    """Return a client whose engine process finds the fake of a version."""
     trtllm_generator.write_fake(tmp_path / "packages", version=version)
     fakes = Path(trtllm_generator.__file__).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), str(fakes)]))
@@ -112,7 +112,7 @@ def test_requests_are_generated_refused_stopped_and_cancelled(started: tuple[Eng
 
 
 def num_wakings(client: EngineClient, seconds: float) -> int:
-    """How often the threads of the engine's process have slept and gone on in so many seconds of an idle engine."""
+    """Return how often the threads of an idle engine's process have slept and gone on in `seconds` seconds."""
     process = psutil.Process(client.pid)
 
     def so_far() -> int:

@@ -76,7 +76,7 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Tr
 
 
 class Crowd:
-    """Callers of one engine process's loop, who do as they like."""
+    """The callers of one engine process's loop, who do as they like."""
 
     def __init__(self, engine: TrtLlmEngine, *, is_admitting: bool, seed: int) -> None:
         self.engine: Engine = StoppingEngine(engine, TextDecoder.from_spec(TokenizerSpec(dir=TOKENIZER)))
@@ -127,7 +127,7 @@ class Crowd:
         )
 
     def leave(self, key: int) -> None:
-        """Hang up, or cancel: to the engine's loop it is the same."""
+        """Hang up, or cancel: the engine's loop does not tell one from the other."""
         if key in self.open:
             self._take(stop(self.engine, key))
 
@@ -189,13 +189,13 @@ def test_random_requests_end_once_each_and_leave_nothing(
 
 
 def num_known() -> int:
-    """Requests in this process's memory."""
+    """Return the number of requests in this process's memory."""
     gc.collect()
     return sum(type(one) is RunningRequest for one in gc.get_objects())
 
 
 def assert_nothing_is_left(engine: TrtLlmEngine, executor: Executor) -> None:
-    """Upstream may still compute requests whose cancel it has lost, and end what it had queued."""
+    """Wait until upstream has computed requests with lost cancels and ended what it queued, and check for remains."""
     deadline_s = time.monotonic() + 20
     while (len(engine._llm._loop._tasks) > 1 or executor._running) and time.monotonic() < deadline_s:
         engine.step()

@@ -18,7 +18,7 @@ pytestmark = needs_mpirun
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A machine on which nothing is left at the end: no process, no socket, no file."""
+    """Yield a machine on which nothing is left at the end: no process, no socket, no file."""
     assert shutil.which("nvidia-smi") is None, "this machine has GPUs of its own"
     made = World(tmp_path, monkeypatch)
     try:

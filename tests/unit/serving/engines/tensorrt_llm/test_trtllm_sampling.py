@@ -48,7 +48,7 @@ FULL: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of LoRA adapters with one for task 7, and one that has a name."""
+    """Return a folder of LoRA adapters with one for task 7, and one that has a name."""
     folder = tmp_path_factory.mktemp("lora")
     write_adapter(folder / "7")
     write_adapter(folder / "legal-en")
@@ -56,7 +56,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words_of(setup: str, adapters: Path | None = None, version: str = "1.2.1", **changes: Any) -> SamplingWords:
-    """The words of one of `FULL`, with LoRA where there are adapters."""
+    """Return the translation for one of `FULL`, with LoRA where there are adapters."""
     provider = setup.partition(",")[0]
     data = {"provider": provider, "dir": "model"} | FULL[setup] | changes
     if adapters is not None:
@@ -72,7 +72,7 @@ def upstream_of(provider: str, version: str) -> Upstream:
 
 
 def call_of(words: SamplingWords, **sampling: Any) -> dict[str, Any]:
-    """The call's arguments, after the check that every engine makes first."""
+    """Return the call's arguments, after the check that every engine makes first."""
     return call_with(words, SamplingParams(**{"max_tokens": 9} | sampling))
 
 
@@ -374,7 +374,7 @@ def test_the_one_sampler_of_a_later_version_takes_what_needed_the_other() -> Non
 
 @pytest.fixture
 def older() -> Upstream:
-    """An installation whose SamplingParams know no presence_penalty."""
+    """Return an installation whose SamplingParams know no presence_penalty."""
     upstream = upstream_of("tensorrt", "1.2.1")
     arguments = upstream.sampling_arguments - {"presence_penalty"}
     return Upstream(**{**vars(upstream), "sampling_arguments": arguments})

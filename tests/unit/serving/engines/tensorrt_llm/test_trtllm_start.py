@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the process of a TensorRT-LLM engine starts, decided from its spec, the environment and what is installed."""
+"""Tests of how the process of a TensorRT-LLM engine starts, by its spec, the environment and what is installed."""
 
 from pathlib import Path
 

@@ -53,7 +53,7 @@ def test_the_fake_imports_nothing_of_the_project() -> None:
 
 
 def rows_of_the_page() -> dict[str, list[str]]:
-    """The cells of each row of docs/trtllm_behaviour.md by its first one."""
+    """Return the cells of each row of docs/trtllm_behaviour.md by its first one."""
     text = (CODE_ROOT / "docs/trtllm_behaviour.md").read_text()
     builds = re.search(BUILDS, text, re.MULTILINE | re.DOTALL)
     lines = (text if builds is None else text.replace(builds[0], "")).splitlines()

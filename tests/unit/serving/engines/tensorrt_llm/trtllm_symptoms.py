@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller of `tensorrt_llm` itself sees of each behaviour of the fake: a symptom that is there or not.
-
-Nothing of the project is used: a symptom is upstream's, not ours. `test_trtllm_symptoms` asks each with its behaviour
-on and off.
-"""
+"""The symptom of each behaviour of the fake, there or not, as a caller of `tensorrt_llm` itself sees it."""
 
 import asyncio
 import importlib
@@ -28,7 +24,7 @@ _SOON_S = 0.1
 
 @dataclass
 class Upstream:
-    """One backend of the fake, as a caller imports it."""
+    """A backend of the fake, as a caller imports it."""
 
     backend: str
     folder: Path
@@ -70,7 +66,7 @@ async def comes(result: Any) -> bool:
 
 
 async def ended(executor: Executor, result: Any, *, num_ticks: int = 40) -> BaseException | None:
-    """Iterate until the request has ended; the error that it ended with."""
+    """Iterate until the request has ended; return the error that it ended with."""
     try:
         for _ in range(num_ticks):
             executor.tick()
@@ -146,7 +142,7 @@ async def _log_probs_kill_the_other(upstream: Upstream) -> bool:
 
 
 async def _error_of_another_beside_drafts(upstream: Upstream, **params: Any) -> str:
-    """Return what another request is told when one is made so, of an engine that goes on after it."""
+    """Return what another request is told when one with `params` is made, of an engine that goes on after it."""
     drafts = upstream.config("MedusaDecodingConfig", max_draft_len=2, num_medusa_heads=2)
     arguments: dict[str, Any] = {"speculative_config": drafts, "gather_generation_logits": True, "max_beam_width": 2}
     llm, executor = upstream.llm(build={"max_beam_width": 2}, **arguments)
@@ -322,7 +318,7 @@ async def _old_rows_are_lost(upstream: Upstream) -> bool:
 
 
 def telling(upstream: Upstream) -> dict[str, Any]:
-    """What makes the backend tell stats."""
+    """Return the arguments that make the backend tell stats."""
     return {"enable_iter_perf_stats": True} if upstream.backend == "pytorch" else {}
 
 
