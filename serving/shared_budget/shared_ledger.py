@@ -2,7 +2,7 @@
 """The shares of a device that the processes of one server hold: named resources with a count each, and turns for them.
 
 No process keeps the ledger: it is a file (`serving.shared_budget.ledger_file`), which says what each member holds and
-wants of each resource, and who is next.
+wants of each resource, and which member is next.
 
 **Never more than there is.** The holdings of all members never add up to more than a resource's count. A member that
 ends, however, holds nothing any more.

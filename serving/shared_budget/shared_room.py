@@ -11,7 +11,7 @@ from serving.engines.seam.clock import Clock
 from serving.shared_budget.shared_ledger import SharedLedger
 from trireme.base.errors import RequestError
 
-POLL_S = 0.002  # of an engine that has nothing else to do: nobody tells it that others have let go
+POLL_S = 0.002  # seconds between looks of an idle engine: nothing tells it that others have released
 
 _FIRST_GUESS_S = 0.01  # too short rather than too long: the next member begins where those that run are
 _NEW_PART = 0.1  # weight of the newest sample in the mean of the times
