@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From inside Triton: the engine step asks `postprocessing` which streams are not read any more; see `Census`."""
+"""The check for abandoned streams: the engine step asks `postprocessing` which streams nobody reads any more.
+
+It runs inside Triton. `Census` has the question.
+"""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -9,11 +12,15 @@ from trireme.base.errors import ServerError
 
 
 def take_census(census: Census, *, model: str, version: str) -> list[int]:
-    """The keys of streams that did not get the chunks that were sent to them; waits for the chunks in between.
+    """Return the keys of streams that did not get the chunks that were sent to them.
+
+    Wait until `postprocessing` has answered, behind the chunks that were sent to it before.
 
     Args:
-        model: the detokenizer that this engine's chunks go to, by its name in Triton.
-        version: of it. Asked without one, the newest release's would answer for streams that it has never seen.
+        census: the streams to ask for, with the number of chunks sent to each.
+        model: the name in Triton of the detokenizer that takes this engine's chunks.
+        version: the version of that model. Without a version the newest release would answer for streams that it has
+            never seen.
 
     Raises:
         ServerError: postprocessing does not answer.

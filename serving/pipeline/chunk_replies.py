@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a chunk of the engine is to its request: a reply or its end, with an error where the reply cannot be sent.
+"""The replies that the engine's chunks make: a reply or the end of a request, an error where a reply cannot be sent.
 
-Called on the thread of the request's lane, and on the engine's reader once the engine has died.
+A chunk is sent on the thread of the request's response worker, or on the engine's reader once the engine has died.
 """
 
 import logging
@@ -24,17 +24,21 @@ class EngineRefusal(ServerError):
 
 
 class ChunkReplies:
-    """The replies of one service.
+    """The replies of one generation service.
 
     Args:
-        forget_text: has postprocessing drop what it may still hold of a request that ends without its last token.
+        forget_text: makes postprocessing drop the text of a request that ends without its last token.
     """
 
     def __init__(self, forget_text: Callable[[RunningRequest], None]) -> None:
         self._forget_text = forget_text
 
     def send(self, chunk: TokenChunk, running: RunningRequest) -> None:
-        """Send what a chunk makes of its request, if it makes anything. Raises: whatever the request's sink raises."""
+        """Send the reply, the error or the end that a chunk makes, if it makes any.
+
+        Raises:
+            Exception: any error of the request's sink.
+        """
         if chunk.error is not None:
             self._fail(running, EngineRefusal(chunk.error))
         elif chunk.finish_reason is FinishReason.CANCELLED and running.cancel_error is not None:
@@ -50,10 +54,10 @@ class ChunkReplies:
             self.fail_if_possible(running, ServerError("a reply could not be sent; the server's log has the reason"))
 
     def fail_if_possible(self, running: RunningRequest, error: ServingError) -> None:
-        """End a request with an error; one that its sink does not take is only logged."""
+        """End a request with an error; log the error where the sink does not take it."""
         try:
             self._fail(running, error)
-        except Exception:  # whoever calls has others to end
+        except Exception:  # the caller has other requests to end
             _log.exception("an error could not be sent; its request ends without one", extra=running.told)
 
     def _reply(self, chunk: TokenChunk, running: RunningRequest) -> None:
@@ -78,7 +82,7 @@ class ChunkReplies:
 
 
 def note(chunk: TokenChunk, running: RunningRequest) -> None:
-    """Count a chunk in the metrics of its request; what cannot be counted is logged, and answered all the same."""
+    """Count a chunk in the metrics of its request; log a chunk that cannot be counted, and go on."""
     try:
         running.observer.note_chunk(chunk)
     except Exception:

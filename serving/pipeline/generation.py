@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine step of the ensemble, without Triton: requests in, replies out, each request owned here from start to end.
 
-Only its lane replies to a running request (`serving.pipeline.response_workers`), so a reply can never overtake another
-or follow the last one. Whoever wants a request to end asks the engine, and the engine's answer ends it; a dead engine
-has none, then the reader of the engine's steps fails what is left.
+Only one response worker replies to a running request (`serving.pipeline.response_workers`), so a reply can never
+overtake another or follow the last one. To end a request, a caller asks the engine, and the engine's answer ends the
+request. A dead engine gives no answer: then the reader of the engine's steps fails the requests that are left.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _METRICS_S = 0.25
 
 
 class GenerationService:
-    """Runs the requests of one release on its engine."""
+    """The engine step of one release: it runs requests on the release's engine."""
 
     def __init__(
         self,
@@ -53,18 +53,20 @@ class GenerationService:
         take_census: Callable[[Census], Iterable[int]] | None = None,
         client_check_s: float = 0.04,
     ) -> None:
-        """Have the engine; returns when it is ready.
+        """Start the engine, or connect to it, and return when the engine is ready.
 
         Args:
-            source: whose engine it is.
-            metrics: what each request lived through.
-            on_stats: called after every step that is heard of.
-            take_census: which of the streams with a context nobody reads, told by postprocessing. None: there is no
-                step behind this one, and each sink knows about its own client.
-            client_check_s: how often each sink is asked whether its client is there: a message to the server and back.
+            release: the release to serve.
+            source: the process or connection that the engine comes from.
+            metrics: counts and times of requests.
+            on_stats: called after every engine step that reports its figures.
+            take_census: asks postprocessing which of the streams with a context nobody reads. None: there is no step
+                behind this step, and each sink knows about its own client.
+            client_check_s: seconds between two checks of each sink for its client; a check costs a message to the
+                server and back.
 
         Raises:
-            ServingError: it cannot be loaded.
+            ServingError: the engine cannot be loaded.
         """
         if release.is_warmed_up:
             import_for_first_request()
@@ -97,18 +99,18 @@ class GenerationService:
         observer: RequestObserver = UNTRACED,
         was_taken: bool = False,
     ) -> None:
-        """Take one request; returns at once, the replies come through `sink`.
+        """Take one request and return at once; the replies come through `sink`.
 
         Args:
-            tensors: by the names of `tensorrt_llm`'s inputs; a row for each prompt.
-            sink: where the replies go.
-            request_id: the client's.
-            stream_name: of the gRPC stream or HTTP request it came on; empty: not known.
-            is_context_only: of disaggregated serving, to prefill and hand over.
-            timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
-                upstream has it; 0: none.
-            observer: the request's, which is told of its end by whoever owns `sink`.
-            was_taken: before it came here, so that it is no new request that may be refused.
+            tensors: tensors by the names of `tensorrt_llm`'s inputs; a row for each prompt.
+            sink: takes the replies.
+            request_id: the request id that the client gave.
+            stream_name: name of the gRPC stream or HTTP request that brought the request; empty: not known.
+            is_context_only: prefill and hand over only, for disaggregated serving.
+            timeout_us: Triton's own parameter `timeout` in microseconds: a deadline where there is admission, without
+                effect elsewhere, as upstream has it; 0: no deadline.
+            observer: observer of the request; the owner of `sink` reports the end of the request to it.
+            was_taken: the request was accepted before, so it is no new request that may be refused.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -141,37 +143,37 @@ class GenerationService:
             self._left.cancel_departed()
 
     def warm_up(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Read a request of nobody's, so that the first one of a client takes no longer; the engine has none of it."""
+        """Read a request that no client sent, without the engine, so that a client's first request takes no longer."""
         with contextlib.suppress(RequestError):  # the engine is too small for it
             for prompt in self._asked.prompts(tensors):
                 self._text.decode(prompt.request.options.input_ids)
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is."""
+        """Return the description that the engine gives of itself."""
         return self._engine.info
 
     @property
     def is_engine_up(self) -> bool:
-        """Whether there is an engine to ask; not while a dead one is being started again."""
+        """Return whether the engine takes requests; False while a dead engine is being started again."""
         return self._engine.is_up
 
     @property
     def num_running(self) -> int:
-        """Requests that have not had their last reply."""
+        """Return the number of requests that have not had their last reply."""
         return len(self._running)
 
     def refuse_new(self, because: Unavailable) -> None:
-        """From now on every new request is refused; every one that was not is counted as running."""
+        """Refuse every new request from now on; every request that was not refused is counted as running."""
         with self._lock:
             self._refusal = because
 
     def cancel_all(self, because: ServingError) -> None:
-        """End every running request; each fails with `because`."""
+        """End every running request with the error `because`."""
         self._cancel(self._running_now(), because)
 
     def close(self) -> None:
-        """Stop the engine; what still runs gets no further reply."""
+        """Stop the engine; a request that still runs gets no further reply."""
         self._is_closed.set()
         self._end_listening()
         self._engine.close()
@@ -197,13 +199,13 @@ class GenerationService:
                 running.observer.note_refusal()
                 running.disown()
                 raise
-        if running.is_ending:  # somebody asked for its end before the engine knew of it
+        if running.is_ending:  # its end was asked for before the engine knew the request
             self._engine.cancel(request.key)
 
     def _stop(self, request_id: str, context: StreamContext | None) -> None:
-        """The contract's stop request: it ends the running request of the same id with what it has.
+        """End the running request with this request id, with the tokens it has: the contract's stop request.
 
-        Whichever model the request came through: upstream's clients send theirs to `tensorrt_llm`.
+        The running request may have come through any model: upstream's clients send the stop to `tensorrt_llm`.
         """
         if not request_id and context is None:
             raise RequestError("a stop request needs the request id of the request to stop", field="request_id")
@@ -241,10 +243,13 @@ class GenerationService:
                 self._tell_stats(step.stats)
                 return
 
-    # On a lane's thread, and with the death of the engine on the reader's.
+    # On the thread of a response worker, or of the reader once the engine is dead.
 
     def _chunk_delay_s(self) -> float:
-        """Grows with the number of streams: few are prompt, and many do not spend the machine on responses."""
+        """Return the seconds that a chunk may wait, more with more streams.
+
+        Few streams get their tokens promptly, and many streams do not spend the machine on responses.
+        """
         limits = self._release.responses
         longest_s = limits.max_chunk_delay_ms / 1000
         if not limits.target_chunks_per_s:
@@ -260,7 +265,7 @@ class GenerationService:
         note(chunk, running)
         try:
             self._replies.send(chunk, running)
-        except Exception:  # one client's broken pipe must not end the lane of many
+        except Exception:  # one client's broken pipe must not end the response worker of many
             _log.exception("a reply could not be sent; its request is ended", extra=running.told)
             if self._pop(chunk.key) is not None:
                 self._left.orphan([chunk.key])
@@ -293,7 +298,7 @@ class GenerationService:
 
 
 def _told(exc: Exception) -> ServingError:
-    """What a client is told of it."""
+    """Return the error that a client gets for `exc`; log an unexpected one."""
     if isinstance(exc, ServingError):
         return exc
     _log.error("a request could not be handed to the engine", exc_info=exc, extra={"is_of_request": True})

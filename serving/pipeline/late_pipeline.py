@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline that is opened by a thread of its own, while the requests that came first wait for it.
+"""A pipeline that a thread of its own opens, while the first requests wait for it.
 
-To load a tokenizer takes a good part of a second, and an engine may just be on its way: nobody else is to wait for it.
+To load a tokenizer takes a good part of a second, and an engine may still be loading: requests to other releases do not
+wait for it.
 """
 
 import logging
@@ -18,7 +19,7 @@ _log = logging.getLogger("trireme.late_pipeline")
 
 
 class LatePipeline:
-    """As a `TextPipeline`, but it takes requests before it is open; those fail if it cannot be opened.
+    """A `TextPipeline` that takes requests before it is open; they fail if the pipeline cannot be opened.
 
     Args:
         load: opens the pipeline; called once, on the new thread.
@@ -31,13 +32,13 @@ class LatePipeline:
         self._pipeline: TextPipeline | None = None
         self._failure: ServingError | None = None
         self._waiting: list[tuple[Tensors, TensorSink, str, str, int, RequestObserver]] = []
-        self._lock = threading.Lock()  # of all the above: a request waits, or finds the pipeline open, or the failure
+        self._lock = threading.Lock()  # of the fields above: a request waits, or finds the pipeline or the failure
         self._opener = threading.Thread(target=self._open, name="open-release", daemon=True)
         self._opener.start()
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be opened, which another one may."""
+        """Return whether the pipeline could not be opened; a new pipeline may succeed."""
         return self._failure is not None
 
     def start(
@@ -50,7 +51,7 @@ class LatePipeline:
         timeout_us: int = 0,
         observer: RequestObserver = UNTRACED,
     ) -> None:
-        """As `TextPipeline.start`; what is wrong with a request that has to wait comes through its sink.
+        """Take one request as `TextPipeline.start` does; a request that has to wait is refused through its sink.
 
         Raises:
             ServingError: the request is refused, or the pipeline could not be opened; `sink` was not called.
@@ -67,12 +68,12 @@ class LatePipeline:
 
     @property
     def num_running(self) -> int:
-        """Requests that wait or run."""
+        """Return the number of requests that wait or run."""
         with self._lock:
             return len(self._waiting) + (self._pipeline.num_running if self._pipeline else 0)
 
     def cancel_all(self, because: ServingError) -> None:
-        """End every request that waits or runs; each fails with `because`."""
+        """End every request that waits or runs with the error `because`."""
         with self._lock:
             self._fail_waiting(because)
         if self._pipeline is not None:
@@ -88,7 +89,7 @@ class LatePipeline:
     def _open(self) -> None:
         try:
             pipeline = self._load()
-        except Exception as exc:  # those that wait would wait for ever
+        except Exception as exc:  # waiting requests would wait for ever
             with self._lock:
                 self._failure = _told(exc)
                 self._fail_waiting(self._failure)
@@ -116,7 +117,7 @@ class LatePipeline:
 
 
 def _told(exc: Exception) -> ServingError:
-    """What a client is told of it."""
+    """Return the error that a client gets for `exc`; log an unexpected one."""
     if isinstance(exc, ServingError):
         return exc
     _log.exception("unexpected error while a release was opened")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refusal of a request that had to wait before anybody looked at it: its caller has returned, its sink is told."""
+"""The refusal of a request that waited before it was read: its caller has returned, so its sink gets the error."""
 
 import logging
 
@@ -13,14 +13,14 @@ _log = logging.getLogger("trireme.late_refusal")
 def refuse_late(
     sink: TensorSink, exc: Exception, *, waited_for: str, request_id: str, observer: RequestObserver
 ) -> None:
-    """Tell a request's sink why it is not served; the log, too, where nobody expected it.
+    """Send a request's sink the reason why it is not served; log the reason, too, where it is unexpected.
 
     Args:
-        sink: of the request.
-        exc: what ended it.
-        waited_for: what the request had waited for, for the log.
-        request_id: the client's.
-        observer: the request's.
+        sink: sink of the request.
+        exc: error that ended the request.
+        waited_for: name of the thing that the request had waited for, for the log.
+        request_id: the request id that the client gave.
+        observer: observer of the request.
     """
     of_request = {**observer.told, "request_id": request_id, "is_of_request": True}
     error = exc
@@ -34,5 +34,5 @@ def fail_quietly(sink: TensorSink, error: ServingError) -> None:
     """Send an error as the last response, or log that it cannot be sent."""
     try:
         sink.fail(error)
-    except Exception:  # one client's broken pipe is no matter of the others
+    except Exception:  # one client's broken pipe must not disturb other clients
         _log.exception("an error could not be sent; its request ends without one", extra={"is_of_request": True})

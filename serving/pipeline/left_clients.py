@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has left: requests whose client has gone are found here, and ended.
+"""The watch over clients that leave: it finds and ends the requests whose client has gone.
 
-The server's frontends tell of clients that leave (`serving.process.left_streams`). Where there are none, or they are
-late, a sink knows its own client. In Triton's ensemble it does not: only the step behind the engine sees that a chunk's
-client has gone, so that one is asked by a census.
+The server's frontends report clients that leave (`serving.process.left_streams`). Where there are no frontends, or the
+report is late, a sink knows its own client. In Triton's ensemble a sink does not: only the step behind the engine sees
+that a chunk's client has gone, so the abandoned-stream check asks that step.
 """
 
 import logging
@@ -24,14 +24,14 @@ Running = tuple[int, RunningRequest]
 
 
 class LeftClients:
-    """Looks after the requests of one service; its watches run on threads of their own.
+    """The watches over the clients of one service's requests; each runs on a thread of its own.
 
     Args:
-        running_now: the requests that run, by key.
-        cancel: ends some of them; each fails with the error.
-        drop: stops what the engine makes for a key that nobody here knows any more.
-        take_census: which of the streams with a context nobody reads, told by postprocessing. None: there is no step
-            behind this one, and each sink knows about its own client.
+        running_now: returns the running requests with their keys.
+        cancel: ends some running requests with an error.
+        drop: stops the engine's work for a key that belongs to no running request any more.
+        take_census: asks postprocessing which of the streams with a context nobody reads. None: there is no step behind
+            the engine step, and each sink knows about its own client.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class LeftClients:
         self._orphans: list[int] = []  # in the engine, with nobody here to reply to
 
     def watches(self, client_check_s: float) -> Mapping[Callable[[], None], float]:
-        """What is to be called again and again, and how often, in seconds.
+        """Return the functions to call periodically, with the period of each in seconds.
 
         Args:
-            client_check_s: how often each sink is asked: a message to the server and back.
+            client_check_s: seconds between two checks of each sink; a check costs a message to the server and back.
         """
         watches = {self._cancel_abandoned: client_check_s}
         return watches if self._take_census is None else watches | {self._cancel_unread: CENSUS_S}
@@ -66,11 +66,11 @@ class LeftClients:
         self._cancel(left, _CLIENT_GONE)
 
     def orphan(self, keys: Iterable[int]) -> None:
-        """Have the engine stop what it makes for these, soon."""
+        """Note keys that belong to no running request; the next watch makes the engine stop its work for them."""
         self._orphans.extend(keys)
 
     def forget_text(self, running: RunningRequest) -> None:
-        """Have postprocessing drop what it may still hold of a stream that has ended."""
+        """Note a stream that has ended; the next abandoned-stream check makes postprocessing drop its text."""
         if running.context is not None and self._take_census is not None:
             self._lost_streams.append(running.context.key)
 
@@ -100,6 +100,6 @@ class LeftClients:
 def _is_abandoned(running: RunningRequest) -> bool:
     try:
         return running.is_cancelled()
-    except Exception:  # of one sink; the others are asked all the same
+    except Exception:  # of one sink; every other sink is still asked
         _log.exception("a sink cannot say whether its client is there")
         return True

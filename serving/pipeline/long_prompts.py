@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests with long text wait here for a thread of their own, while those with short text pass them by.
+"""The queue of requests with long text: a thread of its own tokenizes them, while requests with short text pass by.
 
-Triton hands requests over one after the other, so what is done at once is done while everybody waits. To tokenize a
-megabyte takes half a second, in which `serving.text.tokenization` does without the GIL.
+Triton hands requests over one after the other, so every other request waits for work that is done at once. To tokenize
+a megabyte takes half a second, in which `serving.text.tokenization` does without the GIL.
 """
 
 import threading
@@ -26,15 +26,15 @@ _THREAD_ENDS_S = 1.0
 
 
 def text_bytes(tensors: Mapping[str, npt.NDArray[np.generic]]) -> int:
-    """How much text a request has, in all of its tensors together."""
+    """Return the bytes of text that a request has in all of its tensors together."""
     texts = [array.reshape(-1).tolist() for array in tensors.values() if array.dtype == np.object_]
     return sum(sum(map(len, items)) + _ITEM_BYTES * len(items) for items in texts)
 
 
 class LaneLimits(NamedTuple):
-    """What one lane takes."""
+    """The limits of one lane: the sizes of text that it takes, and how much may wait."""
 
-    up_to_bytes: float  # of a request; larger ones are another lane's
+    up_to_bytes: float  # of a request; a larger request goes to another lane
     num_threads: int
     max_waiting: int
     max_waiting_bytes: int
@@ -48,7 +48,7 @@ _LANES = (
 
 
 class LongPrompt:
-    """One request that waits, or is being worked on."""
+    """A request with long text that waits or is being tokenized."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class LongPrompt:
         stream_name: str = "",
         observer: RequestObserver = UNTRACED,
     ) -> None:
-        """Set down what is to be done.
+        """Set the work of the request.
 
         Args:
             prepare: tokenizes; takes long. It may raise.
-            begin: goes on with what `prepare` returns; takes no time. It may raise.
-            sink: told what they raise.
-            request_id: the client's.
-            stream_name: by which the server's frontends tell that the client has left; empty: not known.
-            observer: the request's.
+            begin: continues with the result of `prepare`; takes no time. It may raise.
+            sink: gets the error that `prepare` or `begin` raises.
+            request_id: the request id that the client gave.
+            stream_name: name by which the server's frontends report that the client has left; empty: not known.
+            observer: observer of the request.
         """
         self.prepare = prepare
         self.begin = begin
@@ -82,16 +82,16 @@ class LongPrompt:
 
 
 class LongPrompts:
-    """Those of one adapter, a lane for each range of sizes; within a lane first come, first served."""
+    """The requests with long text of one adapter; a lane for each range of sizes is first come, first served."""
 
     def __init__(self, lanes: tuple[LaneLimits, ...] = _LANES) -> None:
         self._lanes = [_Lane(limits) for limits in lanes]
 
     def take(self, tensors: Mapping[str, npt.NDArray[np.generic]], prompt: LongPrompt) -> bool:
-        """Take a request whose text is long; returns whether it is. A short one is its caller's to do at once.
+        """Take a request with long text, and return whether the text is long; the caller handles short text at once.
 
         Raises:
-            Unavailable: too many wait, or new requests are refused; `prompt.sink` was not called.
+            Unavailable: too many requests wait, or new requests are refused; `prompt.sink` was not called.
         """
         num_bytes = text_bytes(tensors)
         if num_bytes <= LONG_TEXT_BYTES:
@@ -103,21 +103,21 @@ class LongPrompts:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were taken and have not begun."""
+        """Return the number of requests that were taken and have not begun."""
         return sum(lane.num_waiting for lane in self._lanes)
 
     def refuse_new(self, because: Unavailable) -> None:
-        """From now on every new request is refused; those that wait are not."""
+        """Refuse every new request from now on; waiting requests stay."""
         for lane in self._lanes:
             lane.refuse_new(because)
 
     def cancel_all(self, because: ServingError) -> None:
-        """End every request that has not begun; each fails with `because`. When this returns, none begins any more."""
+        """End every request that has not begun with the error `because`; none begins after the return."""
         for lane in self._lanes:
             lane.cancel_all(because)
 
     def close(self) -> None:
-        """Forget those that wait: they get no response."""
+        """Drop the waiting requests; they get no response."""
         for lane in self._lanes:
             lane.close()
 
@@ -130,7 +130,7 @@ class _Lane:
         self._refusal: Unavailable | None = None
         self._is_closed = False
         self._threads: list[threading.Thread] = []
-        self._changed = threading.Condition()  # and the lock of all the above
+        self._changed = threading.Condition()  # its lock guards the fields above
 
     @property
     def num_waiting(self) -> int:
@@ -180,7 +180,7 @@ class _Lane:
         return sum(prompt.num_bytes for prompt in self._waiting)
 
     def _is_full(self, num_bytes: int) -> bool:
-        """Whether one more is too much; one alone never is."""
+        """Return whether another request is too much for the lane; an empty lane takes any request."""
         is_too_much = self._waiting_bytes() + num_bytes > self.limits.max_waiting_bytes
         return bool(self._waiting) and (is_too_much or len(self._waiting) >= self.limits.max_waiting)
 
@@ -193,7 +193,7 @@ class _Lane:
         )
 
     def _drop_left(self) -> None:
-        """End those whose client has gone, to make room."""
+        """End the waiting requests whose client has gone, to make room."""
         with self._changed:
             waiting = list(self._waiting)
         for prompt in [prompt for prompt in waiting if _has_left(prompt)]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of `preprocessing`'s callers: short ones are answered at once, long ones by a thread of their own."""
+"""The tokenization of prompts for `preprocessing`: short text is answered at once, long text by a thread of its own."""
 
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from trireme.base.errors import ServingError, Unavailable
 
 
 class PromptService:
-    """One adapter's."""
+    """The prompt step of one adapter, with its queue of long text."""
 
     def __init__(self, step: PromptStep) -> None:
         self._step = step
@@ -23,7 +23,7 @@ class PromptService:
         """Load the tokenizer of a release.
 
         Raises:
-            SpecError: no such release, or no usable tokenizer in it.
+            SpecError: there is no such release, or no usable tokenizer in it.
         """
         return cls(PromptStep.from_release(folder))
 
@@ -36,14 +36,15 @@ class PromptService:
         stream_name: str = "",
         observer: RequestObserver = UNTRACED,
     ) -> None:
-        """Take one request; the response comes through `sink`, of long text after this has returned.
+        """Take one request; the response comes through `sink`, for long text after the return.
 
         Args:
-            tensors: by the names of `preprocessing`'s inputs.
-            sink: where the response goes.
-            request_id: the client's.
-            stream_name: of the gRPC stream or HTTP request it came on, in the graph, too; empty: not known.
-            observer: the request's.
+            tensors: tensors by the names of `preprocessing`'s inputs.
+            sink: takes the response.
+            request_id: the request id that the client gave.
+            stream_name: name of the gRPC stream or HTTP request that brought the request, in the graph, too; empty: not
+                known.
+            observer: observer of the request.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -60,17 +61,17 @@ class PromptService:
 
     @property
     def num_running(self) -> int:
-        """Requests that have had no response."""
+        """Return the number of requests that have had no response."""
         return self._long.num_waiting
 
     def refuse_new(self, because: Unavailable) -> None:
-        """From now on long text is refused. Short text is answered at once, so nobody has to wait for it."""
+        """Refuse long text from now on; short text is answered at once, so no client waits for it."""
         self._long.refuse_new(because)
 
     def cancel_all(self, because: ServingError) -> None:
-        """End every request that has had no response; each fails with `because`."""
+        """End every request that has had no response with the error `because`."""
         self._long.cancel_all(because)
 
     def close(self) -> None:
-        """Forget those that wait."""
+        """Drop the waiting requests; they get no response."""
         self._long.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first step of the ensemble, without Triton: prompts in text to the tensors that the engine step takes."""
+"""The first step of the ensemble, without Triton: it turns prompts in text into the tensors of the engine step."""
 
 import logging
 from pathlib import Path
@@ -30,19 +30,27 @@ _WARM_UP_LENGTH: dict[str, npt.NDArray[np.generic]] = {"REQUEST_OUTPUT_LEN": np.
 
 
 class PromptStep:
-    """Tokenizes prompts of one release; stateless but for the names it gives to streams."""
+    """The prompt step of one release: tokenizer and chat template; its only state is the names of streams."""
 
     def __init__(self, tokenizer: PromptTokenizer, chat: ChatPrompt | None = None) -> None:
-        """Args: `chat`: None refuses messages."""
+        """Set the parts of the step.
+
+        Args:
+            tokenizer: tokenizer of the release.
+            chat: chat template of the release; None: messages are refused.
+        """
         self._tokenizer = tokenizer
         self._chat = chat or ChatPrompt(None, tokenizer)
 
     @classmethod
     def from_release(cls, folder: Path) -> "PromptStep":
-        """Load the tokenizer of a release, and warm up where the deployment wants that.
+        """Load the tokenizer of a release, and warm up where the deployment asks for it.
+
+        Args:
+            folder: version folder of the model, with the release file.
 
         Raises:
-            SpecError: no such release, or no usable tokenizer in it.
+            SpecError: there is no such release, or no usable tokenizer in it.
         """
         release = load_release(folder)
         step = cls.from_spec(release.tokenizer, max_seq_len=release.engine.max_seq_len)
@@ -57,19 +65,20 @@ class PromptStep:
 
         Args:
             spec: the tokenizer.
-            max_seq_len: of the engine; None: text of any length is tokenized.
+            max_seq_len: tokens that a sequence of the engine may have; None: text of any length is tokenized.
 
         Raises:
-            SpecError: the tokenizer cannot be used. A template that cannot fails the requests that need a template.
+            SpecError: the tokenizer cannot be used. A template that cannot be used fails only the requests that need
+                it.
         """
         tokenizer = PromptTokenizer.from_spec(spec, max_seq_len=max_seq_len)
         return cls(tokenizer, ChatPrompt.from_folder(spec.dir, tokenizer))
 
     def warm_up(self) -> dict[str, npt.NDArray[np.generic]] | None:
-        """Prepare a prompt of nobody's, so that the first one of a client takes no longer than the others.
+        """Prepare a prompt that no client sent, so that a client's first prompt takes no longer than later ones.
 
         Returns:
-            Its tensors; None: this tokenizer makes no token of it.
+            The prompt's tensors; None: this tokenizer makes no token of the prompt.
         """
         self._try("MESSAGES", _WARM_UP_MESSAGES)
         return self._try("QUERY", _WARM_UP_TEXT)
@@ -85,9 +94,10 @@ class PromptStep:
             return None
 
     def prepare(self, tensors: Row, *, traceparent: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """The output tensors of one request, by name; ids are ``[batch, n] int32``, padded behind the shorter prompts.
+        """Return the output tensors of one request by name; ids are ``[batch, n] int32``, padded at the end.
 
         Args:
+            tensors: tensors by the names of `preprocessing`'s inputs.
             traceparent: the trace that the engine step is to go on with.
 
         Raises:
@@ -100,14 +110,14 @@ class PromptStep:
         return outputs[0] if len(outputs) == 1 else joined(outputs, pad_ids=[self._pad_id(row) for row in rows])
 
     def respond(self, tensors: Row, *, traceparent: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """Return `prepare`'s tensors, with those that upstream's step always has.
+        """Return `prepare`'s tensors, with the tensors that upstream's step always has.
 
         Callers of the steps by themselves read them without looking and send them on: the end and padding id (the
         tokenizer's, where the request names none, and -1 for no end token, where that has none either), lists of no
         words, and a padding token of length 0 for a decoder without a prompt.
 
         Raises:
-            RequestError: as `prepare`.
+            RequestError: `prepare` refuses the request.
         """
         outputs = self.prepare(tensors, traceparent=traceparent)
         rows = rows_of(tensors)
@@ -153,15 +163,15 @@ class PromptStep:
         return outputs
 
     def _stop_ids(self, tensors: Row) -> Row:
-        """Make upstream's form of the stop words, which the ensembles do without: in them strings go on as text.
+        """Return upstream's form of the stop words; the ensembles pass stop strings on as text instead.
 
-        One without ids (white space, in some vocabularies) is matched as text alone.
+        A word without ids (white space, in some vocabularies) is matched as text alone.
         """
         words = [ids for ids in self._tokenizer.encode_words(_stop_strings(tensors)) if ids.size]
         return {"STOP_WORDS_IDS": pack_words(words)} if words else {}
 
     def _input_ids(self, tensors: Row) -> Ids:
-        """``[num_tokens] int32``, of the text or of the messages."""
+        """Return the token ids ``[num_tokens] int32`` of the text or of the messages."""
         if "MESSAGES" not in tensors:
             return self._tokenizer.encode_bytes(tensors["QUERY"].item())
         if "QUERY" in tensors and tensors["QUERY"].item():
@@ -173,7 +183,7 @@ class PromptStep:
         return next((int(token_id) for token_id in given if token_id is not None), 0)
 
     def _model_inputs(self, tensors: Row, input_ids: Ids) -> dict[str, npt.NDArray[np.generic]]:
-        """The prompt of the decoder, and the id that tells this prompt's tokens from equal ones in the KV cache."""
+        """Return the decoder's prompt, and the id that tells this prompt's tokens from equal tokens in the KV cache."""
         outputs: dict[str, npt.NDArray[np.generic]] = {}
         field = "decoder_text_input"
         given = _items(tensors, "DECODER_QUERY")
@@ -195,5 +205,5 @@ def _stop_strings(tensors: Row) -> tuple[str, ...]:
 
 
 def _items(tensors: Row, name: str) -> list[Any]:
-    """The values of a tensor ``[1, n]``; none of one that was not sent."""
+    """Return the values of a tensor ``[1, n]``; an empty list for a tensor that was not sent."""
     return tensors[name].reshape(-1).tolist() if name in tensors else []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The releases that `tensorrt_llm_bls` serves: its own, and by request any other that the server holds.
+"""The releases that `tensorrt_llm_bls` serves: its own, and by request any other release that the server holds.
 
-A request's parameter `release` names the one whose tokenizer, engine and text it gets. Release N is version N of every
-model and never changes. The first request for one makes this stub a guest of its engine
+A request's parameter `release` names the release that gives it tokenizer, engine and text. Release N is version N of
+every model and never changes. The first request for a release makes this stub a client of the release's engine
 (`serving.pipeline.late_pipeline`).
 """
 
@@ -29,17 +29,17 @@ from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
 class PinnedReleases:
-    """One adapter's. Requests are started by one thread; its own release is open from the start."""
+    """The release routing of one adapter; one thread starts requests, and the own release is open from the start."""
 
     def __init__(self, folder: Path, metric_family: Any) -> None:
-        """Open its own release.
+        """Open the adapter's own release.
 
         Args:
-            folder: the model's version folder, named by that release; those of the others lie beside it.
+            folder: the model's version folder, named by its own release; the folders of other releases lie beside it.
             metric_family: `pb_utils.MetricFamily`.
 
         Raises:
-            ServingError: it cannot be loaded.
+            ServingError: the own release cannot be loaded.
         """
         self._folder = folder
         self._metric_family = metric_family
@@ -59,11 +59,15 @@ class PinnedReleases:
         timeout_us: int = 0,
         observer: RequestObserver = UNTRACED,
     ) -> None:
-        """As `TextPipeline.start`, on the release that is asked for.
+        """Take one request as `TextPipeline.start` does, on the release that the request names.
 
         Args:
-            parameters: the request's, as Triton gives them: a JSON object, or nothing.
-            timeout_us: as in `GenerationService.start`; so is `observer`.
+            tensors: tensors by the names of the ensemble's inputs.
+            sink: takes the responses.
+            request_id: the request id that the client gave.
+            parameters: parameters of the request, as Triton gives them: a JSON object, or nothing.
+            timeout_us: `timeout_us` of `GenerationService.start`, in microseconds; 0: no deadline.
+            observer: observer of the request.
 
         Raises:
             ServingError: the request is refused, or its release is not loaded; `sink` was not called.
@@ -87,22 +91,22 @@ class PinnedReleases:
 
     @property
     def num_running(self) -> int:
-        """Requests of all releases that have not had their last response."""
+        """Return the number of requests, over all releases, that have not had their last response."""
         return sum(pipeline.num_running for pipeline in self._all())
 
     def refuse_new(self, because: Unavailable) -> None:
-        """From now on every new request is refused."""
+        """Refuse every new request from now on."""
         self._own.refuse_new(because)
         with self._lock:
             self._refusal = because
 
     def cancel_all(self, because: ServingError) -> None:
-        """End every running request; each fails with `because`."""
+        """End every running request with the error `because`."""
         for pipeline in self._all():
             pipeline.cancel_all(because)
 
     def close(self) -> None:
-        """Hang up on every engine."""
+        """Close the connection to every engine."""
         for pipeline in self._all():
             pipeline.close()
 
@@ -116,7 +120,11 @@ class PinnedReleases:
         return TextPipeline.from_release(folder, source, metrics, is_accumulating=is_accumulating)
 
     def _other(self, version: str) -> LatePipeline:
-        """Raises: RequestError: nobody serves it now."""
+        """Return the pipeline of another release; open it where needed.
+
+        Raises:
+            RequestError: the server does not hold this release now.
+        """
         known = self._others.get(version)
         engine = named_engine(self._prefix, version)
         is_loaded = has_engine(engine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reply as the contract's output tensors; what was not asked for is absent."""
+"""A reply as the contract's output tensors; a tensor that was not asked for is absent."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ class TensorReplies:
     """The replies to one request of the engine step, as tensors.
 
     Args:
-        sink: takes them.
+        sink: takes the tensors.
     """
 
     def __init__(self, sink: TensorSink) -> None:
@@ -32,7 +32,7 @@ class TensorReplies:
 
 
 def reply_tensors(reply: Reply) -> dict[str, Array]:
-    """``output_ids [1, beams, n]``, padded with -1, ``sequence_length [1, beams]`` and what was asked for.
+    """Return ``output_ids [1, beams, n]``, padded with -1, ``sequence_length [1, beams]`` and the results asked for.
 
     Inside the ensemble one beam has no `sequence_length`, for every tensor of a response costs 15 microseconds.
     """
@@ -53,12 +53,12 @@ def reply_tensors(reply: Reply) -> dict[str, Array]:
 
 
 def text_tensors(reply: Reply, texts: list[bytes]) -> dict[str, Array]:
-    """``text_output [beams]`` and what was asked for. Args: `texts` are UTF-8."""
+    """Return ``text_output [beams]`` from UTF-8 `texts`, and the results asked for."""
     return {"text_output": np.array(texts, dtype=np.object_), **result_tensors(reply)}
 
 
 def result_tensors(reply: Reply) -> dict[str, Array]:
-    """What was asked for beside the answer: log probabilities and logits in their shapes, the rest ``[1, 1]`` each."""
+    """Return the results asked for beside the answer: log probabilities and logits, everything else ``[1, 1]``."""
     tensors: dict[str, Array] = {}
     if reply.num_input_tokens is not None:
         tensors["num_input_tokens"] = np.array([[reply.num_input_tokens]], dtype=np.int32)
@@ -80,7 +80,7 @@ def result_tensors(reply: Reply) -> dict[str, Array]:
 
 
 def _log_prob_tensors(reply: Reply) -> dict[str, Array]:
-    """``output_log_probs [1, beams, generated]``, padded with 0, and ``cum_log_probs [1, beams]``."""
+    """Return ``output_log_probs [1, beams, generated]``, padded with 0, and ``cum_log_probs [1, beams]``."""
     if reply.beams is None:
         log_probs = np.array([[reply.log_probs]], dtype=np.float32)
         return {"output_log_probs": log_probs, "cum_log_probs": np.array([[reply.cum_log_prob]], dtype=np.float32)}
@@ -91,7 +91,7 @@ def _log_prob_tensors(reply: Reply) -> dict[str, Array]:
 
 
 def _logit_tensors(extras: ExtraOutputs) -> dict[str, Array]:
-    """``context_logits [1, prompt, vocab]`` and ``generation_logits [1, beams, generated, vocab]``, padded with 0."""
+    """Return ``context_logits [1, prompt, vocab]`` and ``generation_logits [1, beams, generated, vocab]``, 0-padded."""
     tensors: dict[str, Array] = {}
     if extras.context_logits is not None:
         tensors["context_logits"] = extras.context_logits.array()[np.newaxis]
@@ -107,7 +107,7 @@ def _logit_tensors(extras: ExtraOutputs) -> dict[str, Array]:
 
 
 def _padded(rows: Sequence[Sequence[float]], filler: float, dtype: type[np.generic]) -> Array:
-    """``[1, rows, longest]``."""
+    """Return the rows as ``[1, rows, longest]``, padded with `filler`."""
     padded = np.full((1, len(rows), max(len(row) for row in rows)), filler, dtype=dtype)
     for index, row in enumerate(rows):
         padded[0, index, : len(row)] = row

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the tensors of a request to what the engine is to generate for it: each prompt checked, each sequence named.
+"""The sequences that the engine generates for a request, made from its tensors: prompts checked, sequences named.
 
 A request is mostly one prompt and one sequence. Several of either share its sink (`serving.pipeline.sequence_group`).
 """
@@ -26,7 +26,7 @@ Generation = tuple[GenerationRequest, RunningRequest]
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt of a request, checked."""
+    """A checked prompt of a request."""
 
     request: DecodedRequest
     context: StreamContext | None
@@ -34,12 +34,12 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def num_sequences(self) -> int:
-        """How many the engine is asked for. Beams come from one search; how many are told is decided at its end."""
+        """Return the number of sequences to ask the engine for; 1 for a beam search, which has many beams."""
         return 1 if self.request.sampling.beam_width > 1 else self.request.options.num_return_sequences or 1
 
 
 class RequestSequences:
-    """Of one release and its engine."""
+    """The reader of requests for one release and its engine: tensors in, sequences with unique keys out."""
 
     def __init__(self, release: ReleaseSpec, text: TextDecoder, info: EngineInfo, metrics: RequestMetrics) -> None:
         self._responses = release.responses
@@ -50,10 +50,14 @@ class RequestSequences:
         self._keys = itertools.count(1)
 
     def prompts(self, tensors: Row, *, is_context_only: bool = False) -> list[Prompt]:
-        """The prompts of a request, by the names of `tensorrt_llm`'s inputs.
+        """Return the checked prompts of a request.
+
+        Args:
+            tensors: tensors by the names of `tensorrt_llm`'s inputs.
+            is_context_only: prefill and hand over only, for disaggregated serving.
 
         Raises:
-            RequestError: one of them is refused, or all of them want more than 128 sequences.
+            RequestError: a prompt is refused, or all prompts together ask for more than 128 sequences.
         """
         rows = engine_rows(tensors)
         if len(rows) == 1:
@@ -71,14 +75,14 @@ class RequestSequences:
         observer: RequestObserver = UNTRACED,
         on_failure: Callable[[Iterable[int]], None],
     ) -> tuple[list[Generation], SequenceGroup | None]:
-        """What the engine is to generate, and the group that shares the sink where that is several.
+        """Return the sequences to generate, and the group that shares the sink; None: there is only one sequence.
 
         Args:
-            prompts: of one request.
-            sink: the request's.
-            request_id: the client's.
-            observer: the request's.
-            on_failure: called with the keys of all when the request has failed with one of them.
+            prompts: prompts of one request.
+            sink: sink of the request.
+            request_id: the request id that the client gave.
+            observer: observer of the request.
+            on_failure: called with the keys of all sequences when a sequence has failed, and the request with it.
         """
         if len(prompts) == 1 and prompts[0].num_sequences == 1:
             return [self._sequence(next(self._keys), prompts[0], 0, sink, request_id, observer)], None
@@ -105,7 +109,7 @@ class RequestSequences:
         return Prompt(request, context, strings)
 
     def _stop_strings(self, words: list[list[int]] | None) -> tuple[str, ...]:
-        """Upstream's ``[2, n]`` token ids as the text they stand for: it matches however the model tokenizes it."""
+        """Return the text of upstream's ``[2, n]`` token ids: text matches in any tokenization that the model makes."""
         if words is None:
             return ()
         ids, offsets = words[0], [offset for offset in words[1] if offset > 0]

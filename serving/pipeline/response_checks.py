@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a request expects of its response, made before anything is generated for it."""
+"""The checks of the response that a request asks for, made before the engine generates anything."""
 
 from collections.abc import Iterable
 
@@ -13,10 +13,11 @@ _MEASURED = tuple(row.engine for row in RESULT_TENSORS if row.field == "return_p
 
 
 def check_response(options: Iterable[ResponseOptions], sink: ReplySink, info: EngineInfo) -> None:
-    """Check what the prompts of a request ask of their responses.
+    """Check that this deployment and its engine can give the responses that a request asks for.
 
     Raises:
-        RequestError: a stream where each request gets one response, or by name a measurement that the engine has not.
+        RequestError: the request asks for a stream where each request gets one response, or for a measurement that the
+            engine does not make.
     """
     for asked in options:
         if asked.is_streaming and sink.takes_one:
@@ -32,9 +33,9 @@ def check_response(options: Iterable[ResponseOptions], sink: ReplySink, info: En
 
 
 def _check_measured(sink: ReplySink, info: EngineInfo) -> None:
-    """Refuse measurements that the engine has not; a request that names no outputs asks for all of them.
+    """Refuse measurements that the engine does not make; a request that names no outputs asks for all measurements.
 
-    Upstream's clients look at each, and end with a traceback where one is not there.
+    Upstream's clients read each measurement, and end with a traceback where one is missing.
     """
     named = sink.named_outputs()
     missing = [name for name in _MEASURED if name in info.why_not and (not named or name in named)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fewer, larger chunks: a response costs the same with one token or with ten.
+"""The coalescing of a stream's tokens into fewer, larger chunks: a response costs as much with one token as with ten.
 
 Tokens of one stream that are here at the same time always leave together, so a receiver that falls behind catches up.
-With a delay they also wait for their successors, but the first of a stream and the last never do.
+With a delay, tokens also wait for their successors; the first and the last chunk of a stream never wait.
 """
 
 import time
@@ -16,8 +16,8 @@ class ChunkGather:
     """The chunks of some streams on their way out; for one thread.
 
     Args:
-        delay_s: so long after a stream's last chunk its next one may leave. Asked again each time, for it may depend
-            on how many streams there are; zero always or never.
+        delay_s: returns the seconds between two chunks of a stream. It is called each time, because the delay may
+            depend on the number of streams; the delay is always zero or never zero.
     """
 
     def __init__(self, delay_s: Callable[[], float], *, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +27,7 @@ class ChunkGather:
         self._last_sent_s: dict[int, float] = {}
 
     def due(self, chunks: Iterable[TokenChunk] = ()) -> list[TokenChunk]:
-        """What is to be sent now: at most one chunk for each stream, with all its tokens up to now."""
+        """Take `chunks`; return the chunks to send now, at most one for each stream, with all its tokens up to now."""
         waiting = self._waiting
         for chunk in chunks:
             earlier = waiting.setdefault(chunk.key, chunk)
@@ -45,14 +45,14 @@ class ChunkGather:
         return due
 
     def wait_s(self) -> float | None:
-        """How long until the next chunk is due; None: nothing waits."""
+        """Return the seconds until the next chunk is due; None: no chunk waits."""
         if not self._waiting:
             return None
         oldest_s = min(self._last_sent_s[key] for key in self._waiting)  # a first chunk never waits
         return max(0.0, oldest_s + self._delay_s() - self._now_s())
 
     def clear(self) -> None:
-        """Forget everything: the engine is gone."""
+        """Drop all chunks and streams: the engine is gone."""
         self._waiting.clear()
         self._last_sent_s.clear()
 

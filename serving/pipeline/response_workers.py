@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads that reply: each owns the streams of its lane, so that the replies of a stream keep their order. What is
-refused has a lane of its own: it would wait there for the tokens of all others.
+"""The threads that reply, the response workers: each owns some streams, so the replies of a stream keep their order.
+
+Refusals have a worker of their own: behind the tokens of running streams they would wait too long.
 
 Triton takes a response by a handshake between two processes, some six switches of a thread in a row. One thread alone
-waits for each of them in turn, and everything on the way falls asleep between two responses; with several on the way
-the others find work without being woken (docs/performance.md).
+waits for each switch in turn, and everything on the way falls asleep between two responses; with several responses on
+the way, threads find work without being woken (docs/performance.md).
 """
 
 import logging
@@ -23,20 +24,20 @@ NUM_LANES = 4
 
 
 class ReplyLanes:
-    """All lanes; a stream's is told by its key.
+    """The response workers of one service, called lanes here; the key of a stream picks its lane.
 
     Args:
-        reply: called on a lane's thread with each chunk that is to be sent.
-        delay_s: how long chunks may wait to be joined (`ChunkGather`).
+        reply: called on a lane's thread with each chunk to send.
+        delay_s: returns the seconds that chunks may wait to be joined (`ChunkGather`).
     """
 
     def __init__(self, reply: Callable[[TokenChunk], None], *, delay_s: Callable[[], float]) -> None:
         self._lanes = [_Lane(reply, ChunkGather(delay_s)) for _ in range(NUM_LANES)]
         self._refusals = _Lane(reply, ChunkGather(lambda: 0.0))
-        self._begun: set[int] = set()  # streams that a chunk was put of, and not the last one
+        self._begun: set[int] = set()  # streams with a chunk put, but not their last chunk
 
     def put(self, chunks: Iterable[TokenChunk]) -> None:
-        """Have chunks sent, each stream's in the order given here; for one thread."""
+        """Queue chunks to be sent, each stream's chunks in the order given here; for one thread."""
         parts: dict[_Lane, list[TokenChunk]] = {}
         for chunk in chunks:
             parts.setdefault(self._lane_of(chunk), []).append(chunk)
@@ -54,13 +55,13 @@ class ReplyLanes:
         return lane
 
     def clear(self) -> None:
-        """Forget what waits: the engine is gone; for the same thread."""
+        """Drop the waiting chunks: the engine is gone. Only the thread that calls `put` may call this."""
         self._begun.clear()
         for lane in (*self._lanes, self._refusals):
             lane.inbox.put(_CLEAR)
 
     def close(self) -> None:
-        """No chunk is sent that has not been begun; returns at once."""
+        """Stop sending and return at once; only a chunk whose sending has begun is still sent."""
         for lane in (*self._lanes, self._refusals):
             lane.inbox.put(_CLOSE)
 
@@ -90,10 +91,10 @@ class _Lane:
                 self._reply_safely(chunk)
 
     def _arrived(self) -> list[list[TokenChunk] | str]:
-        """Everything that is here; waits for something, but not longer than until a chunk is due."""
+        """Return everything in the inbox; wait for a first item, at the longest until a chunk is due."""
         try:
             items = [self.inbox.get(timeout=self._gather.wait_s())]
-            while not self.inbox.empty():  # nobody else takes
+            while not self.inbox.empty():  # no other thread takes
                 items.append(self.inbox.get())
         except queue.Empty:
             return []
@@ -102,5 +103,5 @@ class _Lane:
     def _reply_safely(self, chunk: TokenChunk) -> None:
         try:
             self._reply(chunk)
-        except Exception:  # one stream's failure must not end the lane of many
+        except Exception:  # one stream's failure must not end the worker of many
             _log.exception("a chunk could not be replied", extra={"is_of_request": True})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request between its arrival and its last reply: from the engine's chunks to the contract's replies."""
+"""A request between its arrival and its last reply: it turns the engine's chunks into the contract's replies."""
 
 import threading
 from collections.abc import Collection
@@ -20,11 +20,11 @@ _NOTHING_YET = PerfMetrics(0, 0, 0, 0, 0, 0, 0)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """One response: the new tokens of a stream, or everything at once."""
+    """A response to a request: the new tokens of a stream, or all tokens at once."""
 
-    token_ids: list[int]  # of a whole response the prompt's too, unless excluded
+    token_ids: list[int]  # in a whole response also those of the prompt, unless excluded
     is_final: bool
-    num_input_tokens: int | None = None  # None: not asked for; the same holds for all below
+    num_input_tokens: int | None = None  # None: not asked for, as for every field below
     num_output_tokens: int | None = None  # generated tokens in this reply
     finish_reason: FinishReason | None = None  # with the last reply
     stream_state: StreamState | None = None
@@ -37,12 +37,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beams(self) -> list[Beam] | None:
-        """Of a beam search, where `token_ids` are the best's; None: it was none."""
+        """Return the beams of a beam search, with `token_ids` those of the best beam; None: it was no beam search."""
         return None if self.extras is None else self.extras.beams
 
 
 class ReplySink(Protocol):
-    """The way of the replies to one request. Called by one thread at a time, and not at all after its last call.
+    """The receiver of the replies to one request; called by one thread at a time, and never after its last call.
 
     Attributes:
         takes_one: the request gets one response, so it cannot stream (`decoupled: false`).
@@ -51,30 +51,30 @@ class ReplySink(Protocol):
     takes_one: bool
 
     def send(self, reply: Reply) -> None:
-        """One reply; the one with `is_final` is the last call. Where another one raises, `fail` is the last call."""
+        """Send one reply. The last call is a reply with `is_final`, or `fail` where another reply raises."""
 
     def fail(self, error: ServingError) -> None:
-        """The last call, instead of a final reply."""
+        """Send an error as the last call, instead of a final reply."""
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the replies any more."""
+        """Return whether no client waits for the replies any more."""
 
     def named_outputs(self) -> Collection[str]:
-        """Return the outputs that the client asked for by name; none if it named none and takes what there is."""
+        """Return the outputs that the client asked for by name; empty if it named none and takes all outputs."""
 
 
 @dataclass(slots=True)
 class RunningRequest:
-    """What is known of a request while it runs."""
+    """The state of a request while it runs."""
 
     sink: ReplySink
-    request_id: str  # the client's; may be empty or used twice
+    request_id: str  # given by the client; may be empty or used twice
     options: ResponseOptions
     context: StreamContext | None
     is_prompt_echoed: bool
     observer: SequenceObserver
     returns_log_probs: bool = False
-    stream_name: str = ""  # the server's own, by which it is told that the client has left
+    stream_name: str = ""  # given by the server's frontend, which reports by it that the client has left
     sequence_index: int = 0  # among those of one prompt; each has a stream of its own
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None
@@ -92,11 +92,11 @@ class RunningRequest:
 
     @property
     def told(self) -> dict[str, object]:
-        """Whose line of the log one is."""
+        """Return the fields of a log line that name this request."""
         return {"request_id": self.request_id, **self.observer.request.told, "is_of_request": True}
 
     def send(self, reply: Reply) -> None:
-        """Hand a reply to the sink; nothing happens where it has had its last call (the engine died meanwhile)."""
+        """Hand a reply to the sink; do nothing where the sink has had its last call (the engine died meanwhile)."""
         with self._sink_lock:
             if self.is_over:
                 return
@@ -105,7 +105,7 @@ class RunningRequest:
         self.num_replies += 1
 
     def fail(self, error: ServingError) -> None:
-        """Make an error the sink's last call, if there was none."""
+        """Send an error as the sink's last call, if the sink has had no last call."""
         with self._sink_lock:
             if self.is_over:
                 return
@@ -113,21 +113,21 @@ class RunningRequest:
             self.sink.fail(error)
 
     def disown(self) -> None:
-        """Leave the sink to somebody else; it gets no call from here any more."""
+        """Leave the sink to the caller; this request never calls it again."""
         with self._sink_lock:
             self.is_over = True
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the replies any more; False once the sink has had its last call."""
+        """Return whether no client waits for the replies any more; False once the sink has had its last call."""
         with self._sink_lock:
             return not self.is_over and self.sink.is_cancelled()
 
     def is_stream(self, key: int) -> bool:
-        """Whether it is the ensemble's stream of this name, or one of several of the same request."""
+        """Return whether this is a sequence of the request that the ensemble's stream `key` belongs to."""
         return self.context is not None and self.context.key - self.sequence_index == key
 
     def reply_to(self, chunk: TokenChunk) -> Reply | None:
-        """The reply that a chunk without an error makes, if it makes one."""
+        """Return the reply that a chunk without an error makes; None: the chunk makes no reply."""
         options, is_final = self.options, chunk.finish_reason is not None
         token_ids, log_probs = chunk.token_ids, chunk.log_probs or []
         self._cum_log_prob += sum(log_probs)
@@ -156,9 +156,9 @@ class RunningRequest:
         )
 
     def _streamed_extras(self, chunk: TokenChunk, *, is_final: bool) -> ExtraOutputs | None:
-        """The logits of the prompt are in the first reply and, once more, in the last.
+        """Return a chunk's extra outputs, with the logits of the prompt in the first reply and, once more, in the last.
 
-        Upstream has them in each, and its client prints what it finds in the last.
+        Upstream sends these logits in each reply, and its client prints those of the last.
         """
         extras = chunk.extras
         if extras is not None and extras.context_logits is not None:
@@ -190,7 +190,7 @@ def _num_tokens(token_ids: list[int], beams: list[Beam] | None) -> int:
 
 
 def _with_beams(extras: ExtraOutputs | None, beams: list[Beam], prompt: list[int]) -> ExtraOutputs:
-    """The beams of a reply, behind the prompt where it is echoed."""
+    """Return the beams of a reply, behind the prompt where the prompt is echoed."""
     assert extras is not None, "the beams are from there"
     behind = [msgspec.structs.replace(beam, token_ids=[*prompt, *beam.token_ids]) if prompt else beam for beam in beams]
     return msgspec.structs.replace(extras, beams=behind)

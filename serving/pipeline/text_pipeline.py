@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text in, text out, in one process: tokenizer, engine step and detokenizer, wired as Triton's own ensemble wires them.
+"""The whole ensemble in one process: tokenizer, engine step and detokenizer, wired as Triton's own ensemble wires them.
 
-A response passes one model instead of three, and its client is this model's own: a request is cancelled wherever it
-is, also before its first token.
+A response passes one model instead of three, and this model knows its client: a request is cancelled in any step, also
+before its first token.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _CLIENT_CHECK_S = 0.12  # a client that has gone is to be noticed within 250 ms
 
 
 class _TextSink:
-    """Replies of the engine step, as text: what is new, or the whole text so far."""
+    """The sink that turns replies of the engine step into text: the new text, or the whole text so far."""
 
     def __init__(self, sink: TensorSink, decoder: TextDecoder, *, is_accumulating: bool) -> None:
         self._sink = sink
@@ -68,7 +68,7 @@ class _TextSink:
 
 
 class TextPipeline:
-    """The steps of one release behind one name."""
+    """The prompt, engine and text steps of one release in one process."""
 
     def __init__(
         self,
@@ -78,7 +78,14 @@ class TextPipeline:
         *,
         is_accumulating: bool = False,
     ) -> None:
-        """Args: `is_accumulating`: each response of a stream holds its whole text so far, and not what is new."""
+        """Join the steps.
+
+        Args:
+            service: engine step.
+            prompt_step: prompt step.
+            decoder: text decoder of the release.
+            is_accumulating: each response of a stream holds the stream's whole text so far, not only the new text.
+        """
         self._service = service
         self._prompt_step = prompt_step
         self._decoder = decoder
@@ -104,7 +111,7 @@ class TextPipeline:
         return pipeline
 
     def warm_up(self) -> None:
-        """Do with a request of nobody's all that is done before the engine has one; the engine has its own warm-up."""
+        """Take a request that no client sent through all steps before the engine; the engine warms up by itself."""
         prompt = self._prompt_step.warm_up()
         if prompt is not None:
             self._service.warm_up(_renamed(prompt, _FROM_PROMPT_TO_ENGINE))
@@ -119,12 +126,17 @@ class TextPipeline:
         timeout_us: int = 0,
         observer: RequestObserver = UNTRACED,
     ) -> None:
-        """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
+        """Take one request and return at once; the responses come through `sink`.
 
-        One with long text is looked at later, so what is wrong with it comes through `sink`, too.
+        A request with long text is read later, so its refusal comes through `sink`, too.
 
         Args:
-            stream_name: as in `GenerationService.start`; so are `timeout_us` and `observer`.
+            tensors: tensors by the names of the ensemble's inputs.
+            sink: takes the responses.
+            request_id: the request id that the client gave.
+            stream_name: name of the gRPC stream or HTTP request that brought the request; empty: not known.
+            timeout_us: `timeout_us` of `GenerationService.start`, in microseconds; 0: no deadline.
+            observer: observer of the request.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -152,21 +164,21 @@ class TextPipeline:
 
     @property
     def num_running(self) -> int:
-        """Requests that have not had their last response."""
+        """Return the number of requests that have not had their last response."""
         return self._long.num_waiting + self._service.num_running  # in this order: one that begins is never in neither
 
     def refuse_new(self, because: Unavailable) -> None:
-        """From now on every new request is refused."""
+        """Refuse every new request from now on."""
         self._long.refuse_new(because)
         self._service.refuse_new(because)
 
     def cancel_all(self, because: ServingError) -> None:
-        """End every running request; each fails with `because`."""
+        """End every running request with the error `because`."""
         self._long.cancel_all(because)
         self._service.cancel_all(because)
 
     def close(self) -> None:
-        """Hang up on the engine; what still runs gets no further response."""
+        """Close the connection to the engine; a request that still runs gets no further response."""
         self._long.close()
         self._service.close()
 

@@ -2,7 +2,7 @@
 """The last step of the ensemble, without Triton: the text of every stream, kept between its chunks.
 
 Chunks come in order and from one thread. A stream is known by the name that `preprocessing` gave it; tokens without a
-name (a caller of `postprocessing` alone) are decoded by themselves, as upstream does.
+name (from a caller of `postprocessing` alone) are decoded by themselves, as upstream does.
 """
 
 import time
@@ -34,20 +34,28 @@ class _Stream:
 
 
 class TextStep:
-    """The streams of one release."""
+    """The text step of one release, with the text of its open streams."""
 
     def __init__(self, decoder: TextDecoder, *, max_seq_len: int | None = None) -> None:
-        """Args: `max_seq_len`: tokens that a text may have; None: any number."""
+        """Begin without streams.
+
+        Args:
+            decoder: text decoder of the release.
+            max_seq_len: tokens that a text may have; None: any number.
+        """
         self._decoder = decoder
         self._max_seq_len = max_seq_len
         self._streams: dict[int, _Stream] = {}
 
     @classmethod
     def from_release(cls, folder: Path) -> "TextStep":
-        """Load the tokenizer of a release, and warm up where the deployment wants that.
+        """Load the tokenizer of a release, and warm up where the deployment asks for it.
+
+        Args:
+            folder: version folder of the model, with the release file.
 
         Raises:
-            SpecError: no such release, or no usable tokenizer in it.
+            SpecError: there is no such release, or no usable tokenizer in it.
         """
         release = load_release(folder)
         step = cls(TextDecoder.from_spec(release.tokenizer), max_seq_len=release.engine.max_seq_len)
@@ -58,22 +66,22 @@ class TextStep:
 
     @property
     def num_streams(self) -> int:
-        """Streams whose last chunk has not come."""
+        """Return the number of streams whose last chunk has not come."""
         return len(self._streams)
 
     def respond(
         self, tensors: Mapping[str, npt.NDArray[np.generic]], is_cancelled: Callable[[], bool] = lambda: False
     ) -> npt.NDArray[np.object_]:
-        """The new text of each beam, UTF-8: ``[batch * beams]`` bytes; for a census the packed keys of the unread.
+        """Return the new text of each beam, ``[batch * beams]`` UTF-8; for a `Census`, packed keys of unread streams.
 
         Args:
             tensors: ``TOKENS_BATCH [batch, beams, n]``, perhaps ``SEQUENCE_LENGTH [batch, beams]``; with
-                ``STREAM_STATE [1, n]`` those of one stream, with ``[rows, n]`` the whole texts of several.
-            is_cancelled: whether the client of this chunk's stream has gone.
+                ``STREAM_STATE [1, n]`` the tokens of one stream, with ``[rows, n]`` the whole texts of several streams.
+            is_cancelled: returns whether the client of this chunk's stream has gone.
 
         Raises:
-            RequestError: tokens are missing or more than a text has, not as many lengths as beams, or a state that the
-                engine step did not write.
+            RequestError: tokens are missing or more than a text may have, there are not as many lengths as beams, or
+                the engine step did not write the state.
         """
         check_required("postprocessing", tensors)
         if self._max_seq_len is not None:
@@ -97,7 +105,7 @@ class TextStep:
         return np.array(answers, dtype=np.object_)
 
     def _whole_texts(self, states: list[StreamState], beams: list[list[int]]) -> list[bytes]:
-        """Return the texts of a response that holds several streams from beginning to end, as many beams of each."""
+        """Return the texts of a response with several whole streams, which all have the same number of beams."""
         if len(beams) % len(states):
             raise RequestError(f"STREAM_STATE has {len(states)} rows for {len(beams)} beams", field="STREAM_STATE")
         width = len(beams) // len(states)
@@ -123,9 +131,9 @@ class TextStep:
         return add_chunk(stream.text, state, token_ids)
 
     def _unread(self, num_chunks: Mapping[int, int]) -> list[int]:
-        """Streams whose client has gone, or that did not get all their chunks.
+        """Return the streams whose client has gone, or that did not get all their chunks.
 
-        One that has ended meanwhile is among them, and ends twice.
+        A stream that has ended meanwhile is among them, and ends twice.
         """
         return [key for key, sent in num_chunks.items() if not self._is_read(key, sent)]
 
@@ -135,19 +143,19 @@ class TextStep:
 
 
 def add_chunk(text: StreamText, state: StreamState, token_ids: list[int]) -> str:
-    """The new text that one chunk of a stream makes."""
+    """Return the new text that one chunk of a stream makes."""
     prompt = text.push_prompt(token_ids[: state.num_prompt_tokens]) if state.num_prompt_tokens else ""
     new = prompt + text.push(token_ids[state.num_prompt_tokens :])
     return new + text.finish() if state.is_final else new
 
 
 def beam_texts(decoder: TextDecoder, state: StreamState, beams: list[list[int]]) -> list[bytes]:
-    """The text of each beam, whole and in UTF-8: a beam search has one chunk."""
+    """Return the whole text of each beam in UTF-8: a beam search has one chunk."""
     return [add_chunk(StreamText(decoder, state.stop_strings), state, token_ids).encode() for token_ids in beams]
 
 
 def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:
-    """The token ids of each beam of each request, without padding."""
+    """Return the token ids of each beam of each request, without padding."""
     if tokens.ndim != 3:  # Triton's stub drops the batch dimension of a batch of none
         raise RequestError(
             f"TOKENS_BATCH has the shape {list(tokens.shape)}; send [batch, beams, tokens], none of them 0",

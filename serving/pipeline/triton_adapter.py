@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every adapter needs of Triton: where its release lies, and the one wrapper that turns errors into Triton's.
+"""The Triton side of every adapter: the folder of its release, and the wrapper that turns errors into Triton's errors.
 
-Each error fails one request, and none shows a traceback to a caller.
+Each error fails one request, and no error shows a traceback to a caller.
 """
 
 import json
@@ -38,18 +38,18 @@ _TRITON_CODES = {
 
 
 def triton_error(error: ServingError) -> Any:
-    """Triton's form of an error: our text, with its token, and the nearest code."""
+    """Return Triton's form of an error: the error's own text, with its token, and the nearest code."""
     code = _TRITON_CODES.get(error.code, "INTERNAL")
     return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, code))
 
 
 def error_response(error: ServingError) -> Any:
-    """A response that holds nothing but the error."""
+    """Return a response that holds nothing but the error."""
     return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
 
 
 def guarded(respond: Callable[[Any], Any], request: Any, observer: RequestObserver = UNTRACED) -> Any:
-    """`respond(request)`, or the response that says why not."""
+    """Return `respond(request)`, or an error response where it raises."""
     try:
         return respond(request)
     except ServingError as exc:
@@ -63,9 +63,9 @@ def guarded(respond: Callable[[Any], Any], request: Any, observer: RequestObserv
 
 
 def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:
-    """Call `start(request, observer=...)` for each request; what it raises is the only response.
+    """Call `start(request, observer=...)` for each request; an error that it raises is the only response.
 
-    One whose refusal cannot be sent keeps none behind it from being started: Triton would wait for them for ever.
+    A refusal that cannot be sent does not keep later requests from being started: Triton would wait for them for ever.
     """
     for request in requests:
         observer = tracer.begin(request)
@@ -79,11 +79,11 @@ def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTr
 
 
 class Responses:
-    """The way a model responds, by its config, for as long as it is loaded.
+    """The kind of responses that a loaded model gives, by its config.
 
     Args:
-        args: what Triton initializes the model with.
-        step: which model of upstream's it is, whatever stands before its name.
+        args: arguments of the model's `initialize`.
+        step: upstream's name of the model, without a prefix.
     """
 
     def __init__(self, args: Mapping[str, str], *, step: str) -> None:
@@ -92,16 +92,16 @@ class Responses:
         self._all_outputs = frozenset(name for name, _ in outputs_of(step))
 
     def sink(self, request: Any, observer: RequestObserver) -> TensorSink:
-        """Return where the responses to one request go."""
+        """Return the sink for the responses to one request."""
         sink = _SenderSink(request, observer, self._all_outputs)
         return sink if self._is_decoupled else WholeResponse(sink)
 
 
 class _SenderSink:
-    """The responses to one request, sent when they are there: `execute` has returned before.
+    """The sink that sends the responses to one request as they come: `execute` has returned before.
 
-    A model that is not decoupled may respond so too, once for each request; `tests/triton/pipeline/test_unary.py` shows
-    that such requests run side by side.
+    A model that is not decoupled may respond in this way, too, once for each request;
+    `tests/triton/pipeline/test_unary.py` shows that such requests run side by side.
     """
 
     takes_one = False
@@ -114,14 +114,14 @@ class _SenderSink:
         self.is_cancelled = self._sender.is_cancelled
 
     def named_outputs(self) -> Collection[str]:
-        """Return the outputs that the client named. Triton names all of them where it did not, and so does a graph."""
+        """Return the outputs that the client named; empty where Triton or a graph named all outputs for it."""
         return () if self._names >= self._all_outputs or "stream_state" in self._names else self._names
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
-        """Send one response, of the outputs that the request wants.
+        """Send one response, with only the outputs that the request wants.
 
-        The stub would drop the others, and up to Triton 2.52 it frees their arrays without Python's lock: with tens of
-        streams the process of the model dies within seconds (python_backend pull request 390).
+        The stub would drop all other outputs, and up to Triton 2.52 it frees their arrays without Python's lock: with
+        tens of streams the process of the model dies within seconds (python_backend pull request 390).
         """
         wanted = [pb_utils.Tensor(name, tensor) for name, tensor in tensors.items() if name in self._names]
         response = pb_utils.InferenceResponse(wanted)
@@ -130,25 +130,26 @@ class _SenderSink:
         self._sender.send(response, flags=final_flag() if is_final else 0)
 
     def fail(self, error: ServingError) -> None:
-        """The last response, instead of a final one."""
+        """Send an error as the last response, instead of a final response."""
         self._observer.end(error)
         self._sender.send(error_response(error), flags=final_flag())
 
 
 def release_folder(args: Mapping[str, str]) -> Path:
-    """The version folder of the model that Triton initializes with `args`."""
+    """Return the version folder of the model that Triton initializes with `args`."""
     return Path(args["model_repository"]) / args["model_version"]
 
 
 def engine_name(args: Mapping[str, str], *, step: str) -> str:
-    """Of the engine that serves the model that Triton initializes with `args`.
+    """Return the name of the engine that serves the model that Triton initializes with `args`.
 
     Args:
-        step: which model of upstream's it is, whatever stands before its name.
+        args: arguments of the model's `initialize`.
+        step: upstream's name of the model, without a prefix.
     """
     return named_engine(prefix_of(args["model_name"], step), args["model_version"])
 
 
 def final_flag() -> int:
-    """Marks the last response of a decoupled request."""
+    """Return the flag that marks the last response of a decoupled request."""
     return int(pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The single response of a model that is not decoupled: a row for each prompt of the request, or for each sequence.
 
-A request with one prompt and one sequence has one response anyway. Of several, the rows are in the order of
-`batch_index` and `sequence_index`, which say whose each is. A tensor has the dims of its largest row, and shorter ones
-are padded. Where a row has nothing, because only others asked, it holds zeros or empty text.
+A request with one prompt and one sequence has one response anyway. The rows of several responses are in the
+order of `batch_index` and `sequence_index`, which name the prompt and the sequence of a row. A tensor has the dims of
+its largest row, and shorter rows are padded. A row holds zeros or empty text where only other rows asked for a tensor.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ _FLAT = "text_output"  # [beams], without a batch dimension
 
 
 class WholeResponse:
-    """The responses to one request on their way into one; its own last call ends it.
+    """The sink that joins the responses to one request into one response, sent with the last of them.
 
     Args:
-        sink: takes that one.
+        sink: takes the joined response.
     """
 
     takes_one = True
@@ -37,14 +37,14 @@ class WholeResponse:
         self.named_outputs = sink.named_outputs
 
     def send(self, tensors: Tensors, *, is_final: bool) -> None:
-        """Keep a response, and send all of them with the last."""
+        """Keep a response; send all kept responses as one with the last of them."""
         self._parts.append(tensors)
         if is_final:
             self._sink.send(joined_rows(self._parts), is_final=True)
 
 
 def joined_rows(parts: Sequence[Tensors]) -> Tensors:
-    """Return the responses to a request as one, ``[rows, *dims]``; a single one as it is."""
+    """Return the responses to a request joined into one, ``[rows, *dims]``; a single response stays as it is."""
     if len(parts) == 1:
         return parts[0]
     rows = [_with_length(part) for part in sorted(parts, key=_place)]
@@ -60,7 +60,7 @@ def _place(part: Tensors) -> tuple[int, ...]:
 
 
 def _with_length(part: Tensors) -> Tensors:
-    """Return the row with what padding would hide, and with a batch dimension everywhere."""
+    """Return the row with the sequence length, which padding would hide, and with a batch dimension everywhere."""
     row = dict(part)
     if _FLAT in row:
         row[_FLAT] = row[_FLAT][np.newaxis]
