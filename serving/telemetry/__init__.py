@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics, traces and the costs of a step."""
+"""Metrics, traces and the costs of an engine step."""

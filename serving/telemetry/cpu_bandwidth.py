@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this machine's cores read memory together: measured when asked for, kept for each number of cores.
+"""The memory bandwidth of this machine's cores together: measured on demand, kept for each number of cores.
 
-Not measured at an engine's start: that would delay it, and beside other work the figure would be too low for ever.
-There is no such figure for operations: in which unit and precision a product runs is OpenVINO's choice.
+The bandwidth is not measured at an engine's start: that would delay the start, and beside other work the figure would
+be too low for ever. There is no such figure for operations: OpenVINO chooses the unit and the precision of a product.
 """
 
 import json
@@ -22,7 +22,7 @@ _ROUNDS = 20
 
 
 def measure_bandwidth(*, num_rounds: int = _ROUNDS) -> float:
-    """Bytes a second that all usable cores read, each from a piece of its own: the best of some rounds of 5 ms."""
+    """Return the bytes a second that all usable cores read, each from memory of its own: the best of 5 ms rounds."""
     cores = len(os.sched_getaffinity(0))
     size = min(_BYTES_PER_CORE, _MOST_BYTES // cores)
     pieces = [np.ones(size // 8, np.int64) for _ in range(cores)]
@@ -36,7 +36,7 @@ def measure_bandwidth(*, num_rounds: int = _ROUNDS) -> float:
 
 
 def keep_bandwidth(bytes_per_s: float) -> Path:
-    """Remember it for as many cores as are usable now; the file."""
+    """Keep the bandwidth for the number of cores that are usable now, and return the file."""
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(file, json.dumps(_kept() | {_key(): bytes_per_s}, indent=2) + "\n")
@@ -44,7 +44,7 @@ def keep_bandwidth(bytes_per_s: float) -> Path:
 
 
 def kept_bandwidth() -> float | None:
-    """What was measured with as many cores of this CPU; None: nothing was."""
+    """Return the bytes a second kept for this CPU and number of usable cores; None: it was never measured."""
     found = _kept().get(_key())
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
@@ -63,7 +63,7 @@ def _file() -> Path:
 
 
 def _key() -> str:
-    """The CPU by its name, and the usable cores."""
+    """Return the CPU's name and the number of usable cores as a key."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

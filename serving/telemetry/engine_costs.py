@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine of a release reads and computes in a step, and what its device could: the figures behind MBU and MFU.
+"""The work of an engine step (bytes, operations) and the peak rates of its device: the figures behind MBU and MFU.
 
-A simulated engine has what its spec says, an OpenVINO model what its files say, and the bandwidth of its cores if that
-was ever measured; an engine on GPUs what the manifest of its release says. What nobody knows is left out.
+The figures of a simulated engine are from its spec, those of an OpenVINO model from its files and from the bandwidth of
+the cores, if that was ever measured, and those of an engine on GPUs from its release's manifest. Unknown figures are
+left out.
 """
 
 import msgspec
@@ -17,7 +18,7 @@ from serving.telemetry.cpu_bandwidth import kept_bandwidth
 
 
 def engine_costs(release: ReleaseSpec) -> EngineCosts:
-    """Of the release's engine; a draft beside it is not counted.
+    """Return the costs of the release's engine, without a draft engine beside it.
 
     Raises:
         SpecError: the release's manifest is not valid.

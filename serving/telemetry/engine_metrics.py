@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine holds and has had to take back, for Prometheus: gauges under the names that TensorRT-LLM's backend
-gave them, and the same with a counter of preemptions under names of ours that follow vLLM's.
+"""The Prometheus metrics of an engine's state: running and waiting requests, KV blocks, preemptions, admission.
 
-Of an engine that drafts beside it the same, as those of the model `<model>_draft`: upstream has the draft engine in a
-model of that name. Blocks of the two are of different sizes, so they are not added up.
+Gauges have the names of TensorRT-LLM's backend; a second set, with a counter of preemptions, has this project's own
+names, which follow vLLM's. A draft engine beside the engine has the same metrics under the model `<model>_draft`:
+upstream has the draft engine in a model of that name. Blocks of the two engines are of different sizes, so they are not
+added up.
 """
 
 import time
@@ -17,10 +18,16 @@ _UPDATE_S = 0.1  # each gauge costs a message to the server
 
 
 class EngineMetrics:
-    """Of one model version. `update` is called after every step, by one thread."""
+    """The engine metrics of one model version; one thread calls `update` after every step."""
 
     def __init__(self, metric_family: Any, *, model: str, version: str) -> None:
-        """Args: `metric_family` is `pb_utils.MetricFamily`."""
+        """Make the metric families.
+
+        Args:
+            metric_family: `pb_utils.MetricFamily`.
+            model: name of the model, for the labels.
+            version: version of the model, for the labels.
+        """
         self._labels = {"model": model, "version": version}
         # Triton drops a family that nobody holds.
         self._families = {
@@ -28,11 +35,11 @@ class EngineMetrics:
             for name, description, kind in (
                 *((name, text, metric_family.GAUGE) for name, text in DESCRIPTIONS.items()),
                 ("trireme_requests_running", "Requests in the engine's batch", metric_family.GAUGE),
-                ("trireme_requests_waiting", "Requests that wait for room", metric_family.GAUGE),
-                ("trireme_kv_cache_usage_fraction", "Of the KV cache's blocks", metric_family.GAUGE),
+                ("trireme_requests_waiting", "Requests that wait to enter the batch", metric_family.GAUGE),
+                ("trireme_kv_cache_usage_fraction", "Used fraction of the KV cache's blocks", metric_family.GAUGE),
                 (
                     "trireme_preemptions_total",
-                    "Running requests that gave up their KV blocks to be computed again; of engines that tell",
+                    "Running requests that gave up their KV blocks to be computed again, of engines that report them",
                     metric_family.COUNTER,
                 ),
                 (
@@ -46,10 +53,10 @@ class EngineMetrics:
                     metric_family.GAUGE,
                 ),
                 ("trireme_engine_resident", "1 while an engine on demand is in memory", metric_family.GAUGE),
-                ("trireme_engine_load_seconds", "What its last loading took", metric_family.GAUGE),
-                ("trireme_engine_loads_total", "How often it was loaded", metric_family.COUNTER),
+                ("trireme_engine_load_seconds", "Seconds that the last load of the engine took", metric_family.GAUGE),
+                ("trireme_engine_loads_total", "Loads of the engine", metric_family.COUNTER),
                 ("trireme_queue_requests", "Requests that wait for admission, by class", metric_family.GAUGE),
-                ("trireme_degradation_step", "Steps of the deployment's ladder that are in force", metric_family.GAUGE),
+                ("trireme_degradation_step", "Load-shedding levels in force", metric_family.GAUGE),
                 (
                     "trireme_refused_requests_total",
                     "Requests that admission refused or that were late, by class and reason",
@@ -63,7 +70,12 @@ class EngineMetrics:
         self._next_update_s = 0.0
 
     def describe(self, info: EngineInfo, *, is_verified: bool | None = None) -> None:
-        """Show what the engine is, and that it is up. Args: `is_verified`: its files are; None: it has none."""
+        """Show the engine's constants, and that the engine is up.
+
+        Args:
+            info: description of the engine.
+            is_verified: the engine's files were compared with its manifest; None: the engine has no files.
+        """
         if is_verified is not None:
             self._verified = self._families["trireme_engine_verified"].Metric(labels=self._labels)
             self._verified.set(float(is_verified))
@@ -83,7 +95,7 @@ class EngineMetrics:
 
 
 class _OfOneEngine:
-    """Its gauges, and its counter once it tells."""
+    """The gauges of one engine, and its preemption counter once the engine reports preemptions."""
 
     def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
         self._families = families
@@ -106,11 +118,15 @@ class _OfOneEngine:
         self._cancels = _OfCancels(families, labels)
 
     def describe(self, info: EngineInfo) -> None:
-        """Show what never changes."""
+        """Show the engine's constants."""
         self._upstream.describe(info)
 
     def show(self, stats: EngineStats | None) -> None:
-        """Set what has changed. Args: `stats`: None of an engine that has died; it holds nothing any more."""
+        """Set the metrics that have changed.
+
+        Args:
+            stats: newest stats; None: the engine has died and holds no requests and no blocks any more.
+        """
         if stats is None:
             num_blocks = self._num_kv_blocks
             stats = EngineStats(
@@ -134,7 +150,7 @@ class _OfOneEngine:
         self._count_preemptions(stats.num_preemptions)
 
     def _count_preemptions(self, num_preemptions: int | None) -> None:
-        if num_preemptions is None:  # the engine does not tell, or has died: its successor begins at none
+        if num_preemptions is None:  # the engine does not report them, or has died: its successor begins at 0
             self._num_shown_preemptions = 0
             return
         if self._preemptions is None:
@@ -145,7 +161,7 @@ class _OfOneEngine:
 
 
 class _OfCancels:
-    """The cancels of an engine that batches by itself, by outcome, from the first one on."""
+    """The counters of cancels, by outcome, in an engine that batches by itself; each appears with its first cancel."""
 
     def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
         self._families = families
@@ -154,10 +170,10 @@ class _OfCancels:
         self._shown = CancelStats()
 
     def show(self, stats: CancelStats | None) -> None:
-        """Count the new ones.
+        """Count the cancels since the last call.
 
         Args:
-            stats: None of an engine that tells none, or has died: its successor begins at none.
+            stats: newest stats; None: the engine reports no cancels, or has died and its successor begins at 0.
         """
         stats = stats or CancelStats()
         before, self._shown = self._shown, stats
@@ -173,7 +189,7 @@ class _OfCancels:
 
 
 class _OfResidency:
-    """Of an engine that is loaded on demand, from the first time that there is something to show."""
+    """The metrics of an engine that is loaded on demand; each appears with its first value."""
 
     def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
         self._families = families
@@ -181,7 +197,11 @@ class _OfResidency:
         self._shown: ResidencyStats | None = None
 
     def show(self, stats: ResidencyStats | None) -> None:
-        """Args: `stats`: None of an engine that is always there, and of one whose process has died."""
+        """Show whether the engine is in memory, its loads and the time of the last load.
+
+        Args:
+            stats: newest stats; None: the engine is always in memory, or its process has died.
+        """
         shown = self._shown
         if stats is None and shown is not None:
             stats = ResidencyStats(is_resident=False, num_loads=0, last_load_s=shown.last_load_s)
@@ -202,7 +222,7 @@ class _OfResidency:
 
 
 class _OfAdmission:
-    """Its gauges and counters, each from the first time that there is something to show."""
+    """The gauges and counters of admission; each appears with its first value."""
 
     def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
         self._families = families
@@ -213,7 +233,12 @@ class _OfAdmission:
         self._shown: dict[str, int] = {}
 
     def show(self, stats: AdmissionStats | None) -> None:
-        """Args: `stats`: None without admission, and of an engine that has died: nobody waits, the next counts anew."""
+        """Show the queue, the refusals and the load-shedding level.
+
+        Args:
+            stats: newest stats; None: there is no admission, or the engine has died: no request waits then, and the
+                next engine counts from 0.
+        """
         if stats is None:
             step = None if self._step is None else 0
             stats = AdmissionStats(num_waiting=dict.fromkeys(self._gauges, 0), num_refused={}, degradation_step=step)

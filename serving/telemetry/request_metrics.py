@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests lived through, as Prometheus histograms and counters of one model version.
+"""The Prometheus metrics of requests: histograms and counters of one model version.
 
 Times are of this process, from a request's arrival to its tokens on their way out. The names follow vLLM's; the two
-token lengths are TensorRT-LLM's own. An observation is a message to the server: by itself it wakes both sides, which
-made a streamed response half as dear again (110 microseconds), among others it costs 11. So they go in bunches.
+token lengths are TensorRT-LLM's own. An observation is a message to the server: a single message wakes both sides,
+which made a streamed response half as dear again (110 microseconds); among others a message costs 11. So observations
+go in bunches.
 """
 
 import time
@@ -39,9 +40,9 @@ _COUNTERS = {
     "trireme_draft_tokens_total": "Draft tokens that were verified",
     "trireme_accepted_draft_tokens_total": "Draft tokens that were accepted",
 }
-# Not there until the engine has told them once: 0 would say that nothing is ever reused.
+# Not there until the engine has reported them once: 0 would say that nothing is ever reused.
 _LOOKUPS = {
-    "trireme_prefix_cache_queries_total": "Prompt tokens of requests whose engine tells how many were in the KV cache",
+    "trireme_prefix_cache_queries_total": "Prompt tokens of requests for which the engine reports cached tokens",
     "trireme_cached_prompt_tokens_total": "Prompt tokens that were in the KV cache and needed no prefill",
 }
 # Upstream's counter of requests whose prefill another engine did; it has had these since TensorRT-LLM 0.15.
@@ -54,10 +55,16 @@ _ERROR = "error"
 
 
 class RequestMetrics:
-    """One for each model that takes requests. What was observed is shown with the next `flush`."""
+    """The request metrics of one model that takes requests; the next `flush` shows what was observed."""
 
     def __init__(self, metric_family: Any, *, model: str, version: str) -> None:
-        """Args: `metric_family` is `pb_utils.MetricFamily`."""
+        """Make the metric families.
+
+        Args:
+            metric_family: `pb_utils.MetricFamily`.
+            model: name of the model, for the labels.
+            version: version of the model, for the labels.
+        """
         labels = {"model": model, "version": version}
         kind = metric_family
         histograms = {name: kind(name, text, kind.HISTOGRAM) for name, (text, _) in _HISTOGRAMS.items()}
@@ -92,7 +99,7 @@ class RequestMetrics:
         self._observed.append((self._gaps, gap_s))  # for every token of a stream: no look-up by name
 
     def note_refusal(self) -> None:
-        """Count a sequence that the engine never had, as an error."""
+        """Count a sequence that never reached the engine, as an error."""
         self._count_end(_ERROR)  # as any, or an outage would be over as soon as nothing ran any more
 
     def note_end(self, chunk: TokenChunk, life: SequenceLife) -> None:
@@ -105,7 +112,7 @@ class RequestMetrics:
         if life.num_tokens:
             self._observe("trireme_e2e_request_latency_seconds", life.last_s - life.arrival_s)
         elif chunk.error is None and chunk.finish_reason is FinishReason.CANCELLED:
-            # It waited so long at least. Of those who stay alone, a queue that outlasts all patience would look fast.
+            # It waited so long at least. Without those that leave, a queue that outlasts all patience would look fast.
             self.note_first_token(time.monotonic() - life.arrival_s)
         if life.num_tokens > 1:
             tpot_s = (life.last_s - life.first_s) / (life.num_tokens - 1)
@@ -137,7 +144,7 @@ class RequestMetrics:
         self._counted.append((self._ends[reason], 1))
 
     def flush(self) -> None:
-        """Tell the server what was observed; for one thread at a time, which may be another one than the observer's."""
+        """Send the observations to the server; for one thread at a time, which need not be the thread that observes."""
         while self._observed:
             histogram, value = self._observed.popleft()
             histogram.observe(value)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The observer of a request's life: each event is told here, once, and here it is told to everybody who listens.
+"""The observer of a request's life: it takes each event once, and passes it on to every listener.
 
 Listeners are a request's trace with its line of the log (`request_trace`, where the deployment asks for either), the
-metrics (`request_metrics`), and the times that a response may have. A new event is a method here, a new listener a line
-in those that it listens to. What happens in the engine's process comes with the chunks, as `PerfMetrics`; what a step
-did is no request's, and `step_account` sums it up there.
+metrics (`request_metrics`), and the times that a response may have. A new event is a method here; a new listener is a
+line in the methods of its events. Events in the engine's process come with the chunks, as `PerfMetrics`. The work of a
+step belongs to no request: `step_account` sums it up in the engine's process.
 """
 
 import time
@@ -21,10 +21,10 @@ from trireme.base.errors import ServingError
 
 
 class RequestObserver:
-    """One request in one adapter, from its arrival, with which this is made, to its last response.
+    """The observer of one request in one adapter, made at the request's arrival and used until its last response.
 
     Args:
-        trace: the request's; None: neither spans nor lines of the log are asked for.
+        trace: trace of the request; None: neither spans nor lines of the log are asked for.
     """
 
     __slots__ = ("_trace",)
@@ -34,16 +34,16 @@ class RequestObserver:
 
     @property
     def told(self) -> dict[str, str]:
-        """Return what a line of the log has to say of the request; empty without a trace."""
+        """Return the fields that name the request in a line of the log; empty without a trace."""
         return {} if self._trace is None else self._trace.told
 
     @property
     def traceparent(self) -> str:
-        """Return what the step behind this one joins; empty: nothing, or it can see the caller's as well."""
+        """Return the trace context for the next step; empty: none, or the next step sees the caller's context."""
         return "" if self._trace is None else self._trace.handed_on()
 
     def note_release(self, version: str) -> None:
-        """Note that another release than the adapter's own serves the request."""
+        """Note the release that serves the request instead of the adapter's own release."""
         if self._trace is not None:
             self._trace.release = version
 
@@ -53,7 +53,7 @@ class RequestObserver:
             self._trace.note_tokenized()
 
     def note_read(self, scheduling: Scheduling, context: StreamContext | None) -> None:
-        """Note what the request says of itself, and in which trace the step before this one was."""
+        """Note the request's tenant and priority, and the trace of the previous step."""
         if self._trace is not None:
             earlier = None if context is None else read_context(context.traceparent)
             self._trace.note_read(scheduling, earlier)
@@ -64,8 +64,8 @@ class RequestObserver:
         """Begin to observe one sequence of the request, which is on its way to the engine.
 
         Args:
-            metrics: of the release that serves it.
-            num_prompt_tokens: its prompt's.
+            metrics: metrics of the release that serves the request.
+            num_prompt_tokens: tokens of the prompt.
             kv_block_tokens: tokens in a block of the engine's cache.
         """
         return SequenceObserver(num_prompt_tokens, kv_block_tokens, self, metrics)
@@ -76,12 +76,12 @@ class RequestObserver:
             self._trace.note_end(chunk, life)
 
     def end_step(self, name: str) -> None:
-        """Note that the request has passed one step of several, and goes on in the next."""
+        """Note that the request has passed the step `name` of several, and goes on in the next step."""
         if self._trace is not None:
             self._trace.end_step(name)
 
     def end(self, error: ServingError | None = None) -> None:
-        """Note that the request has had its last response, or `error` instead of one; only the first end counts."""
+        """Note that the request has had its last response, or `error` instead; only the first end counts."""
         if self._trace is not None:
             self._trace.end(error)
 
@@ -91,13 +91,13 @@ UNTRACED = RequestObserver()  # shared by all requests of which neither spans no
 
 @dataclass(slots=True)
 class SequenceObserver(SequenceLife):
-    """One sequence of a request on its way through the engine."""
+    """The observer of one sequence of a request on its way through the engine."""
 
     request: RequestObserver
     metrics: RequestMetrics
 
     def note_chunk(self, chunk: TokenChunk) -> None:
-        """Note that a chunk has come out of the engine: the first token, more of them, or the end."""
+        """Note that a chunk has come out of the engine: the first token, more tokens, or the end."""
         if chunk.token_ids:
             now_s = time.monotonic()
             if self.num_tokens:
@@ -112,5 +112,5 @@ class SequenceObserver(SequenceLife):
             self.request.note_sequence_end(chunk, self)
 
     def note_refusal(self) -> None:
-        """Note that the engine never had the sequence."""
+        """Note that the sequence never reached the engine."""
         self.metrics.note_refusal()

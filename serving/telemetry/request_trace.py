@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request lives through in one adapter: noted while it runs, told when it is over.
+"""The trace of one request in one adapter: notes while the request runs, spans and a line of the log at its end.
 
-It costs a few assignments until then, and nothing for a token. A span for the request itself holds one for each
-sequence in the engine, whose events come from the engine's process with the last chunk.
+The notes cost a few assignments for a request, and nothing for a token. A span for the request itself holds one for
+each sequence in the engine, whose events come from the engine's process with the last chunk.
 """
 
 import logging
@@ -24,17 +24,17 @@ ENGINE_SPAN = "engine"
 
 
 class Export(Protocol):
-    """Where what is told goes."""
+    """The receiver of spans and of times to the first token."""
 
     def span(self, record: SpanRecord) -> None:
-        """One span that is over."""
+        """Send a span that is over."""
 
     def first_token(self, seconds: float, labels: dict[str, str], context: TraceContext) -> None:
-        """One request's time to its first token."""
+        """Count the time in seconds from a request's arrival to its first token."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """Who takes requests, and what is told of them."""
+    """The adapter that takes requests, and the spans and log lines that it makes of them."""
 
     model: str
     version: str
@@ -46,8 +46,8 @@ class RequestTrace:
     """The notes of one request, from which its spans and its line of the log are made.
 
     Args:
-        parent: the caller's span; None: there is none.
-        context: its own span, sampled or not.
+        parent: span of the caller; None: there is none.
+        context: span of the request, sampled or not.
     """
 
     __slots__ = (
@@ -82,14 +82,14 @@ class RequestTrace:
 
     @property
     def told(self) -> dict[str, str]:
-        """Return what a line of the log has to say of the request."""
+        """Return the fields that name the request in a line of the log."""
         told = {"request_id": self.request_id, "release": self.release, "model": self._adapter.model}
         if self._scheduling is not None and self._scheduling.tenant:
             told["tenant"] = self._scheduling.tenant
         return told | {"trace_id": f"{self.context.trace_id:032x}"}
 
     def handed_on(self) -> str:
-        """Return what the step behind this one is to join: nothing, where it can see the caller's as well."""
+        """Return the trace context for the next step; empty where the next step sees the caller's context."""
         return "" if self._parent is not None else self.context.traceparent
 
     def note_tokenized(self) -> None:
@@ -97,11 +97,11 @@ class RequestTrace:
         self._tokenized_ns = time.time_ns()
 
     def note_read(self, scheduling: Scheduling, earlier: TraceContext | None) -> None:
-        """Note what the request says, and go on in the trace of the step before this one, unless its caller's is known.
+        """Note tenant and priority, and join the trace of the previous step, unless the caller's trace is known.
 
         Args:
-            scheduling: who has sent the request, and how urgent it is.
-            earlier: the span of the step before; None: there is none.
+            scheduling: tenant and urgency of the request.
+            earlier: span of the previous step; None: there is none.
         """
         self._scheduling = scheduling
         if self._parent is None and earlier is not None:
@@ -122,17 +122,17 @@ class RequestTrace:
             export.span(self._engine_span(chunk, life, reason))
 
     def end(self, error: ServingError | None = None) -> None:
-        """Tell of a request that has had its last reply, or `error` instead of one; what comes later is not told."""
+        """Make the spans and the line of the log at the last reply, or at `error` instead; ignore later calls."""
         if self._is_over:
             return
         self._is_over = True
         try:
             self._tell(None if error is None else told_of(error), time.time_ns())
-        except Exception:  # what cannot be told must be answered all the same
+        except Exception:  # a request that cannot be traced must still be answered
             _log.exception("a request could not be told of", extra=self.told | {"is_of_request": True})
 
     def end_step(self, name: str) -> None:
-        """Tell of one step of several that the request has passed; it goes on in the next."""
+        """Send the span of the step `name` that the request has passed; the request goes on in the next step."""
         self._is_over = True
         export = self._adapter.export
         if export is not None and self.context.is_sampled:
@@ -232,7 +232,7 @@ class RequestTrace:
 
 
 def _events(life: SequenceLife, perf: PerfMetrics | None, now_ns: int) -> list[tuple[str, int]]:
-    """The engine's own times where it tells them, else those of its chunks here."""
+    """Return the events of a sequence with their times: the engine's own times, else the times of its chunks here."""
     times = [("queued", life.arrival_ns)]
     if perf is not None:
         times += [

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of an adapter's observers: it sets up the process's log, begins to observe each request, traced or not,
-and sends what is left at the adapter's end.
+"""The source of an adapter's observers: it sets up the log, observes each request, and flushes spans at the end.
 
 A caller's trace context comes as the request's parameters `traceparent` and `tracestate`, which is also what Triton
 makes of headers and gRPC metadata of these names; or, with Triton's own spans, from Triton.
@@ -32,7 +31,11 @@ _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 def check_installed() -> None:
-    """Raises: SpecError: OpenTelemetry's packages are not there."""
+    """Check that OpenTelemetry's packages are installed.
+
+    Raises:
+        SpecError: a package is missing.
+    """
     for package in _PACKAGES:
         try:
             found = importlib.util.find_spec(package)
@@ -50,10 +53,10 @@ class RequestTracer:
     """The tracing of one adapter, and the observers of its requests.
 
     Args:
-        args: Triton's to `initialize`.
+        args: arguments of the model's `initialize`.
 
     Raises:
-        SpecError: it is to trace, and OpenTelemetry's packages are not there.
+        SpecError: the deployment asks for traces, and OpenTelemetry's packages are not installed.
     """
 
     def __init__(self, args: Mapping[str, str]) -> None:
@@ -65,19 +68,19 @@ class RequestTracer:
         self._is_asked = self._export is not None or logs.requests != "none"
 
     def begin(self, request: Any) -> RequestObserver:
-        """Return the observer of a request of Triton's that has just arrived."""
+        """Return the observer of a Triton request that has just arrived."""
         if not self._is_asked:
             return UNTRACED
         try:
             caller = self._caller(request)
             own = new_trace(self._ratio) if caller is None else caller.child()
             return RequestObserver(RequestTrace(self._adapter, own, caller, request.request_id()))
-        except Exception:  # what cannot be told of must be answered all the same
+        except Exception:  # a request that cannot be traced must still be answered
             _log.exception("a request could not be traced", extra={"is_of_request": True})
             return UNTRACED
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the spans that are left."""
         if self._export is not None:
             self._export.close()
 
@@ -112,7 +115,7 @@ def _context_in(sent: Mapping[str, object]) -> TraceContext | None:
 
 
 def _as_object(text: str) -> Mapping[str, object]:
-    """What is no JSON object is the adapter's to refuse, with words of its own."""
+    """Return the JSON object in `text`; empty where there is none: the adapter refuses that with its own error."""
     try:
         found = json.loads(text) if text else {}
     except ValueError:

@@ -9,7 +9,7 @@ from serving.engines.seam.base import PerfMetrics
 
 @dataclass(slots=True)
 class SequenceLife:
-    """One sequence as this process has seen it; seconds are of the monotonic clock, 0: it has not come to that."""
+    """The times and counts of a sequence in this process; seconds are of the monotonic clock, 0: not reached yet."""
 
     num_prompt_tokens: int
     kv_block_tokens: int  # of the engine's cache
@@ -21,16 +21,16 @@ class SequenceLife:
 
     @property
     def first_token_ns(self) -> int:
-        """Return when the first token came, by the system's clock; 0: there is none."""
+        """Return the time of the first token in ns of the system's clock; 0: there is none."""
         return self._wall_ns(self.first_s)
 
     @property
     def last_token_ns(self) -> int:
-        """Return when the newest token came, by the system's clock; 0: there is none."""
+        """Return the time of the newest token in ns of the system's clock; 0: there is none."""
         return self._wall_ns(self.last_s)
 
     def num_cached_tokens(self, perf: PerfMetrics | None) -> int | None:
-        """Return how many tokens of the prompt needed no prefill; None: the engine does not tell."""
+        """Return the number of prompt tokens that needed no prefill; None: the engine does not report it."""
         return None if perf is None else perf.cached_tokens(self.kv_block_tokens)
 
     def _wall_ns(self, moment_s: float) -> int:

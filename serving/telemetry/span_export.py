@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans, and the time to the first token with exemplars, on their way to an OTLP receiver by OpenTelemetry's SDK.
+"""The export of spans, and of times to the first token with exemplars, to an OTLP receiver by OpenTelemetry's SDK.
 
-Nothing here waits for the receiver but `close`, and that for `_FLUSH_S` at most: what it does not take is dropped. The
-histogram goes this way because Triton's own metrics page has no place for an exemplar. Imported only where a deployment
-has `tracing`: nobody else needs OpenTelemetry's packages.
+Only `close` waits for the receiver, for `_FLUSH_S` at most: spans that the receiver does not take are dropped. The
+histogram goes this way because Triton's own metrics page has no place for an exemplar. This module is imported only
+where a deployment has `tracing`: no other deployment needs OpenTelemetry's packages.
 """
 
 import threading
@@ -38,16 +38,21 @@ _SEND_TIMEOUT_S = 5.0
 _MAX_QUEUE_SPANS = 8192
 _SCOPE = "trireme"
 _NO_SPAN = Context()
-# OpenTelemetry's semantic conventions for generative AI; up to 10 s theirs.
+# OpenTelemetry's semantic conventions for generative AI; the bounds up to 10 s are theirs.
 _TTFT_NAME = "gen_ai.server.time_to_first_token"
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 
 
 class SpanExport:
-    """One process's; any thread may tell it something."""
+    """The export of one process; any thread may call it."""
 
     def __init__(self, spec: TracingSpec, *, service: Mapping[str, str]) -> None:
-        """Args: `service` is who the spans are of, by the names of OpenTelemetry's resource attributes."""
+        """Open the export.
+
+        Args:
+            spec: receiver and sampling.
+            service: description of this service, by the names of OpenTelemetry's resource attributes.
+        """
         self._resource = Resource.create(dict(service))
         self._scope = InstrumentationScope(_SCOPE)
         self._sender = OTLPSpanExporter(f"{spec.endpoint}/v1/traces", timeout=_SEND_TIMEOUT_S)
@@ -71,8 +76,8 @@ class SpanExport:
         )
 
     def span(self, record: SpanRecord) -> None:
-        """Have a span sent."""
-        # Made whole from times that exist already, and not opened and closed: nothing is to be done in between.
+        """Queue a span to be sent."""
+        # Made whole from known times, not opened and closed: nothing happens in between.
         span = ReadableSpan(
             record.name,
             context=_sdk_context(record.context, is_remote=False),
@@ -89,14 +94,14 @@ class SpanExport:
         self._spans.on_end(span)
 
     def first_token(self, seconds: float, labels: Mapping[str, str], context: TraceContext) -> None:
-        """Count a request's time to its first token; its span is the exemplar, where it is sampled."""
+        """Count a request's seconds to its first token, with the request's span, where sampled, as the exemplar."""
         where = _NO_SPAN
         if context.is_sampled:
             where = set_span_in_context(NonRecordingSpan(_sdk_context(context, is_remote=False)), _NO_SPAN)
         self._ttft.record(seconds, labels, context=where)
 
     def close(self) -> None:
-        """Send what is left, as far as the receiver takes it in time."""
+        """Send the spans that are left, as far as the receiver takes them within `_FLUSH_S`."""
         closers = [
             threading.Thread(target=shutdown, name="span-flush", daemon=True)
             for shutdown in (self._spans.shutdown, self._meters.shutdown)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A span that is over, in plain data, for `serving.telemetry.span_export`; and what of an error may be told in one."""
+"""A span that is over, as plain data for `serving.telemetry.span_export`, and the part of an error that it may hold."""
 
 import re
 
@@ -15,7 +15,7 @@ _TOLD_FACTS = re.compile(r" ((?:reason|field)=\w{1,64})(?= |$)", re.ASCII)
 
 
 class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in ns of the system's clock."""
+    """A span that is over; times are in ns of the system's clock."""
 
     name: str
     context: TraceContext  # its own
@@ -29,7 +29,7 @@ class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told_of(error: ServingError | str) -> str:
-    """An error without its sentence and values, which may quote the prompt: ``UNAVAILABLE reason=queue_full``."""
+    """Return an error without its text and values, which may quote the prompt: ``UNAVAILABLE reason=queue_full``."""
     text = str(error)
     found = _TOKEN.search(text)
     if found is None:

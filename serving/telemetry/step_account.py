@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's steps did, summed up beside it in its process, for any provider.
+"""The account of an engine's steps, for any provider: counts, times and tokens read, summed up in the engine's process.
 
-The cost of a step is that of its chunks and of one question for the engine's stats; what runs is never gone through.
-How often and how long, and what was read, follows from the chunks:
+The account costs a pass over a step's chunks and one question for the engine's stats; it never goes through the running
+requests. The chunks give the number of steps, their times and the tokens read:
 
 - A step counts as the engine counts it (`EngineStats.num_steps`): TensorRT-LLM's iterations go on beside the calls of
   `step`, which take what has come in. Time counts in every call with work to do.
-- It is one of prefill if a request of the batch had no token yet; mixed steps are such, too. All others only decode.
-- Decoding sequences read their context once a step: the prompt and what was made of it. The sum over them is kept up by
-  the chunks: plus the prompt at the first token, plus each token made, minus all of it at the end.
+- A step is a prefill step if a request of the batch had no token yet, so a mixed step is one, too. Any other step only
+  decodes.
+- Decoding sequences read their context once a step: the prompt and the tokens made so far. The chunks keep the sum over
+  all sequences: plus the prompt at the first token, plus each token made, minus the whole context at the end.
 
-A request that an engine has preempted by itself counts as decoding until it goes on; engines tell only how many there
-were.
+A request that an engine has preempted by itself counts as decoding until it goes on; engines report only the number of
+preemptions.
 """
 
 from copy import copy
@@ -40,10 +41,10 @@ class _Sequence:
 
 
 class AccountedEngine(WrappedEngine):
-    """Passes everything through, and adds what it sums up or asks for.
+    """An engine with an account of its steps; it passes every call through to the inner engine.
 
-    That is `steps` in the stats, `costs` in what is told of the engine, and `perf` in the chunks of requests that want
-    it with each.
+    It adds `steps` to the stats, `costs` to the engine's description, and `perf` to each chunk of the requests that ask
+    for it.
     """
 
     def __init__(self, engine: Engine, clock: Clock, costs: EngineCosts | None = None) -> None:
@@ -52,7 +53,7 @@ class AccountedEngine(WrappedEngine):
         self._sequences: dict[int, _Sequence] = {}
         self._num_decoding = 0
         self._num_context_tokens = 0  # of all that decode
-        self._num_reused_blocks: int | None = None  # in all; None: the engine has told of none
+        self._num_reused_blocks: int | None = None  # in all; None: the engine has reported none
         self._num_seen_steps = self._num_steps_before = engine.stats().num_steps  # of its warm-up
         self._sums = StepStats()
 
@@ -67,7 +68,7 @@ class AccountedEngine(WrappedEngine):
         self._forget(key)
 
     def step(self) -> list[TokenChunk]:
-        """One iteration, and what it did."""
+        """Run one iteration, and add its work to the account."""
         if not self._engine.has_work:
             return self._engine.step()
         began_s = self._clock.now_s()
@@ -97,7 +98,7 @@ class AccountedEngine(WrappedEngine):
         sums.num_batch_seqs += num_steps * num_seqs
 
     def _take(self, chunk: TokenChunk) -> tuple[bool, int]:
-        """Whether these are a request's first tokens, and how many prompt tokens were computed for them."""
+        """Return whether these are a request's first tokens, and the number of prompt tokens computed for them."""
         sequence = self._sequences.get(chunk.key)
         if sequence is None:
             return False, 0
@@ -131,7 +132,7 @@ class AccountedEngine(WrappedEngine):
             self._num_context_tokens -= sequence.num_context_tokens
 
     def stats(self) -> EngineStats:
-        """The engine's, with the account."""
+        """Return the engine's stats with the account of its steps."""
         stats = self._engine.stats()
         return msgspec.structs.replace(
             stats,
@@ -141,7 +142,7 @@ class AccountedEngine(WrappedEngine):
         )
 
     def _batch(self, stats: EngineStats) -> BatchStats:
-        """Return what the engine tells of its batch, and where it does not, what follows from the chunks."""
+        """Return the engine's own figures of its batch, completed from the chunks where the engine reports none."""
         told = stats.batch or BatchStats()
         if told.num_generation_requests is not None and told.num_reused_kv_blocks is not None:
             return told

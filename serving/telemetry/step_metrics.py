@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's steps did and could do at most, for Prometheus; docs/observability.md says what follows from it.
+"""The Prometheus metrics of an engine's steps and of its device's peak rates; docs/observability.md explains their use.
 
-Counters of a model version live as long as its adapter: those of an engine's process begin at none again when that is
-started again, and what it told last counts.
+Counters of a model version live as long as its adapter. The counters of an engine's process begin at 0 again when the
+process is started again; the values that it reported last stay counted.
 """
 
 import time
@@ -24,7 +24,7 @@ _COUNTERS = {
     "prefill_steps_s": ("trireme_engine_prefill_step_seconds_total", "Time in steps of prefill"),
     "num_prompt_tokens": (
         "trireme_engine_prompt_tokens_total",
-        "Prompt tokens, counted with a request's first token; without reused KV blocks where the engine tells",
+        "Prompt tokens, counted with a request's first token; without reused KV blocks where known",
     ),
     "num_output_tokens": ("trireme_engine_output_tokens_total", "Tokens as they are made"),
     "num_kv_read_tokens": (
@@ -48,7 +48,7 @@ _MAX_NUM_SEQS = ("trireme_engine_max_num_seqs", "Sequences that a batch may have
 
 
 class StepMetrics:
-    """Of one model version; families appear with the first values."""
+    """The step metrics of one model version; families appear with their first values."""
 
     def __init__(self, metric_family: Any, labels: dict[str, str]) -> None:
         self._kind = metric_family
@@ -61,7 +61,7 @@ class StepMetrics:
         self._next_update_s = 0.0
 
     def describe(self, info: EngineInfo) -> None:
-        """What the engine is, and that it is there."""
+        """Show the engine's constants, and that the engine is up."""
         self._gauge(_MAX_NUM_SEQS).set(info.max_num_seqs)
         for field, value in msgspec.structs.asdict(info.costs or EngineCosts()).items():
             if value is not None:
@@ -69,11 +69,16 @@ class StepMetrics:
         self._show_up(is_up=True)
 
     def show(self, steps: StepStats | None, *, is_up: bool) -> None:
-        """Args: `steps`: None of an engine that does not tell, that has died, or that is not in memory."""
+        """Count the steps since the last call, and show whether the engine is up.
+
+        Args:
+            steps: newest account; None: the engine reports none, has died, or is not in memory.
+            is_up: the engine takes requests.
+        """
         self._show_up(is_up=is_up)
         now_s = time.monotonic()
         if steps is None or (self._told is not None and steps.num_steps < self._told.num_steps):
-            self._count()  # what the engine before told last
+            self._count()  # what the previous engine reported last
             self._shown.clear()
             self._next_update_s = 0.0
         self._told = steps

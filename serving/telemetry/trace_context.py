@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request stands in a trace: W3C trace context, read from what came with it, and whether spans are made.
+"""The place of a request in a trace, with the sampling decision: W3C trace context, read from the request.
 
 Source: W3C Trace Context, https://www.w3.org/TR/trace-context/ (version 00).
 """
@@ -16,7 +16,7 @@ _MAX_STATE_CHARS = 512
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """A trace, and the span in it that what comes next belongs to."""
+    """A trace, and the span in it that is the parent of the next span."""
 
     trace_id: int  # 128 bits, never 0
     span_id: int  # 64 bits, never 0
@@ -25,16 +25,16 @@ class TraceContext(msgspec.Struct, frozen=True):
 
     @property
     def traceparent(self) -> str:
-        """As a header's value."""
+        """Return the value of the `traceparent` header."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.is_sampled):02x}"
 
     def child(self) -> "TraceContext":
-        """A new span below this one, sampled as this one is."""
+        """Return a new span below this span, with its sampling decision."""
         return msgspec.structs.replace(self, span_id=_new_id(_RATIO_BITS))
 
 
 def read_context(traceparent: object, state: object = "") -> TraceContext | None:
-    """The caller's; None where there is none, or nothing that can be read: by W3C's rules a new trace begins then."""
+    """Return the caller's trace context; None where it is missing or unreadable: by W3C's rules a new trace begins."""
     found = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     if found is None:
         return None
@@ -46,9 +46,9 @@ def read_context(traceparent: object, state: object = "") -> TraceContext | None
 
 
 def new_trace(sample_ratio: float) -> TraceContext:
-    """For a request that came without one.
+    """Return a new trace, for a request that came without a trace context.
 
-    Decided by the lower half of the trace id, so that everybody with the same ratio decides the same.
+    The lower half of the trace id decides the sampling, so all services with an equal ratio make an equal decision.
     """
     trace_id = _new_id(128)
     is_sampled = trace_id % (1 << _RATIO_BITS) < round(sample_ratio * (1 << _RATIO_BITS))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gauges under the names and labels of TensorRT-LLM's own Triton backend, for dashboards and autoscalers of its users.
+"""The gauges with the names and labels of TensorRT-LLM's own Triton backend, for its users' dashboards and autoscalers.
 
 Source: triton-inference-server/tensorrtllm_backend, custom_metrics_reporter.cc and ProcessStats of
 model_instance_state.cc, at each tag from v0.7.0 to v0.19.0; `since` is the first tag that has a label.
@@ -15,7 +15,7 @@ Value = float | None  # None: this engine cannot know it, and the gauge is not t
 
 
 class Gauge(NamedTuple):
-    """A gauge of a family."""
+    """A gauge of a metric family."""
 
     family: str
     label: str
@@ -25,7 +25,7 @@ class Gauge(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The family and the label's value, which are unique."""
+        """Return the family and the label's value, which are unique."""
         return self.family, self.name
 
 
@@ -44,7 +44,7 @@ DESCRIPTIONS = {
     _MEMORY[0]: "Bytes that the engine's runtime has allocated",
     _BLOCKS[0]: "KV cache blocks",
     _BATCHER[0]: "The newest iteration of the batch",
-    _GENERAL[0]: "When the newest iteration was told of, in microseconds since 1970, and how many there were",
+    _GENERAL[0]: "Time of the newest iteration, in microseconds since 1970, and the number of iterations",
 }
 # What depends on the engine alone comes from its description.
 CONSTANTS: dict[tuple[str, str], tuple[str, Callable[[EngineInfo], float]]] = {
@@ -77,14 +77,14 @@ _IDLE = EngineStats(num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_b
 
 
 class UpstreamMetrics:
-    """The gauges of one engine; one that not every engine can tell appears with the first value that this one tells."""
+    """The gauges of one engine; a gauge that not every engine reports appears with its first value."""
 
     def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
-        """Show the gauges that every engine can tell, as 0: a page that is read before the first step has them.
+        """Show the gauges that every engine reports, as 0, so that a page read before the first step has them.
 
         Args:
-            families: by name, `DESCRIPTIONS` among them.
-            labels: model and version.
+            families: metric families by name, those of `DESCRIPTIONS` among them.
+            labels: labels for the model and its version.
         """
         self._families = families
         self._labels = labels
@@ -95,12 +95,12 @@ class UpstreamMetrics:
         self._shown: dict[tuple[str, str], float] = {}
 
     def describe(self, info: EngineInfo) -> None:
-        """Show what never changes."""
+        """Show the engine's constants."""
         for (family, name), (label, of) in CONSTANTS.items():
             self._set((family, name), label, of(info))
 
     def show(self, stats: EngineStats) -> None:
-        """Set the gauges that have changed. What an engine no longer tells is 0: the engine has died."""
+        """Set the gauges that have changed; a value no longer reported becomes 0: the engine has died."""
         for gauge in GAUGES:
             value = gauge.of(stats)
             if value is None and gauge.key in self._shown:
