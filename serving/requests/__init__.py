@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the tensors of a request to typed values; what cannot be served is refused here."""
+"""Requests as typed values, read from their tensors; a request that cannot be served is refused here."""

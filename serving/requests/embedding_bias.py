@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bias on the logits: from words and weights, through the contract's dense tensor, to weights by token id."""
+"""The bias on the logits: from words and weights, through the contract's dense tensor, to weights by token id."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,13 @@ _WORDS, _WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 def dense_bias(
     strings: Sequence[bytes], weights: Sequence[float], tokenizer: PromptTokenizer
 ) -> npt.NDArray[np.float32] | None:
-    """``[1, vocab]``: each token of each word has the word's weight, those of several words the sum; None: no words.
+    """Return the bias ``[1, vocab]``; None: there are no words.
+
+    Each token of each word gets the word's weight; a token of several words gets the sum of their weights.
 
     Raises:
-        RequestError: not as many weights as words, a weight that is not finite, text that is not UTF-8 or too long, or
-            more words than the tokenizer has tokens.
+        RequestError: there are not as many weights as words, a weight is not finite, text is not UTF-8 or too long, or
+            there are more words than the tokenizer has tokens.
     """
     if len(weights) != len(strings) and (weights or any(strings)):
         raise RequestError(
@@ -46,10 +48,10 @@ def dense_bias(
 
 
 def sparse_bias(dense: npt.NDArray[np.generic], *, vocab_size: int) -> dict[int, float]:
-    """The weights of ``[n]`` that are not zero, by token id.
+    """Return the weights of ``[n]`` that are not zero, by token id.
 
     Raises:
-        RequestError: more weights than the model has tokens, or one that is not finite.
+        RequestError: there are more weights than the model has tokens, or a weight is not finite.
     """
     if len(dense) > vocab_size:
         raise RequestError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request to the engine step, from named arrays to typed values; what is unsupported or out of range is refused.
+"""A request to the engine step, from named arrays to typed values; unsupported and out-of-range values are refused.
 
-Driven by the rows of `ensemble_configs.render.tensors`: what a row's `field` names is read into `SamplingParams` or
-`ResponseOptions` below, or into `Scheduling`.
+The rows of `ensemble_configs.render.tensors` drive the reading: a tensor is read into the field that its row names, of
+`SamplingParams`, of `ResponseOptions` below, or of `Scheduling`.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _SCHEDULING_FIELDS = frozenset(Scheduling.__struct_fields__)
 
 
 class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the serving around the engine."""
+    """The options of a request for the serving around the engine."""
 
     input_ids: list[int] = []
     input_length: int | None = None
@@ -52,7 +52,7 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to the engine step, checked."""
+    """A checked request to the engine step."""
 
     sampling: SamplingParams
     options: ResponseOptions
@@ -60,7 +60,7 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestDecoder:
-    """Turns arrays into requests for one engine, whose limits it knows."""
+    """The decoder of arrays into requests for one engine, within the engine's limits."""
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
@@ -71,12 +71,12 @@ class RequestDecoder:
         """Check and convert a request of one prompt, or one prompt of a batch.
 
         Args:
-            tensors: by the names of `tensorrt_llm`'s inputs, or of those that only `tensorrt_llm_bls` has; a scalar is
-                ``[1] `` (reshaped), others ``[1, *dims]``.
-            is_context_only: of disaggregated serving, the request for the prefill's server.
+            tensors: tensors by the names of `tensorrt_llm`'s inputs, and of the inputs that only `tensorrt_llm_bls`
+                has; a scalar is ``[1]`` (reshaped), every other tensor ``[1, *dims]``.
+            is_context_only: the request is for the prefill server of disaggregated serving.
 
         Raises:
-            RequestError: names the field, its value and what is allowed.
+            RequestError: a value is refused; the error names the field, its value and the allowed values.
         """
         if "stop" in tensors and _value("stop", _ROWS["stop"], tensors["stop"], self._info.vocab_size):
             return _stop_request(tensors)
@@ -162,7 +162,10 @@ class RequestDecoder:
 
 
 def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequest:
-    """Only whom it stops counts: upstream's client fills the rest with zeros and memory it has not initialized."""
+    """Return a stop request, read from the stream's name alone.
+
+    Upstream's client fills every other tensor with zeros and memory that it has not initialized.
+    """
     context = tensors.get("stream_context")
     return DecodedRequest(
         sampling=SamplingParams(max_tokens=1),
@@ -171,7 +174,7 @@ def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequ
 
 
 def _list_size(row: Tensor, array: npt.NDArray[np.generic]) -> int:
-    """How many values one row of a batch has, a pair or a triple counting as one."""
+    """Return the number of values in one row of a batch; a pair or a triple counts as one value."""
     if array.ndim < 2 or not row.dims:
         return 1
     return int(array.shape[1] if row.dims[-1] != -1 else array.shape[-1])
@@ -220,7 +223,7 @@ CONDITIONS = {
 
 
 def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
-    """Logits are large: for a vocabulary of 100,000, a megabyte is two tokens."""
+    """Refuse logits that are too large for one response: with a vocabulary of 100,000, a megabyte is two tokens."""
     sampling, num_rows = request.sampling, 0
     if sampling.return_context_logits:
         num_rows += len(request.options.input_ids)
@@ -239,7 +242,7 @@ def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
 
 
 def _check_beams(request: DecodedRequest) -> None:
-    """A beam search changes its mind about what came before: nothing is certain until its end."""
+    """Refuse options that a beam search cannot serve: earlier tokens may change, nothing is certain until its end."""
     width, wanted = request.sampling.beam_width, request.options.num_return_sequences
     if width == 1:
         return

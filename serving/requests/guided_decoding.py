@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide of a request: what may be said of it before an engine knows the grammar."""
+"""The checks of a request's guide that are possible before an engine knows the grammar."""
 
 from serving.engines.seam.base import SamplingParams
 from trireme.base.errors import RequestError
@@ -10,10 +10,10 @@ _TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 
 
 def guide_text(raw: bytes, name: str) -> str | None:
-    """One of the two tensors as text; empty text asks for nothing.
+    """Return the tensor `name` of a guide as text; None: empty text asks for nothing.
 
     Raises:
-        RequestError: it is not UTF-8, or longer than 65,536 characters.
+        RequestError: the text is not UTF-8, or longer than 65,536 characters.
     """
     try:
         text = raw.decode("utf-8")
@@ -26,10 +26,10 @@ def guide_text(raw: bytes, name: str) -> str | None:
 
 
 def check_guide(sampling: SamplingParams) -> None:
-    """Both parts belong together, but for ``json``, which says everything by itself.
+    """Check that a guide has both its type and its text; ``json`` needs no text.
 
     Raises:
-        RequestError: a type that is none, a type without its guide, or a guide without a type.
+        RequestError: the type is unknown, or type or text is missing.
     """
     guide_type, guide = sampling.guide_type, sampling.guide
     if guide_type is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many values a list of a request may have, by what it is a list of: asked before Python has an object for each."""
+"""The number of values that a list of a request may have; checked before Python makes an object of each value."""
 
 from serving.requests.word_lists import MAX_LISTED_IDS
 from trireme.base.errors import RequestError
@@ -24,16 +24,16 @@ _MAX_ADAPTER_ROWS = 65_536  # modules times layers
 
 
 def check_list_size(name: str, field: str, size: int, *, max_seq_len: int) -> None:
-    """Check the last dimension of a list, or of an adapter's configuration the first.
+    """Check the number of values in a list: its last dimension, or the first dimension of an adapter's configuration.
 
     Args:
-        name: of the tensor.
-        field: what it is read into; one of another kind passes.
-        size: as sent.
-        max_seq_len: of the engine.
+        name: name of the tensor.
+        field: field that the tensor is read into; a field that is no list passes.
+        size: number of values, as sent.
+        max_seq_len: tokens that a sequence of the engine may have.
 
     Raises:
-        RequestError: it is a list of more values than it can have.
+        RequestError: the list has more values than allowed.
     """
     if field == "input_ids":
         if size >= max_seq_len:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a request's model inputs must have in common, whichever engine takes them."""
+"""The checks that the parts of a request's model inputs fit together, for any engine."""
 
 from serving.engines.seam.base import SamplingParams
 from serving.engines.seam.kv_retention import retained_ranges
@@ -7,10 +7,10 @@ from trireme.base.errors import RequestError
 
 
 def check_model_inputs(sampling: SamplingParams, *, vocab_size: int) -> None:
-    """Check what belongs together.
+    """Check that the parts of each model input are complete and fit together.
 
     Raises:
-        RequestError: a part without the other, or of another size; an id outside the vocabulary.
+        RequestError: a part is missing, two parts differ in size, or an id is outside the vocabulary.
     """
     _check_prompt_table(sampling)
     _check_drafts(sampling, vocab_size)
@@ -28,7 +28,7 @@ def check_model_inputs(sampling: SamplingParams, *, vocab_size: int) -> None:
 
 
 def num_virtual_tokens(sampling: SamplingParams) -> int:
-    """Ids behind the vocabulary that stand for rows of the prompt's own embedding table."""
+    """Return the number of ids behind the vocabulary that stand for rows of the prompt's own embedding table."""
     table = sampling.prompt_embedding_table
     return 0 if table is None else table.shape[0]
 

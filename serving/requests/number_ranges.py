@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which numbers a request may send: the limits are those in the annotations of the structs that they are read into."""
+"""The limits of numbers in a request, read from the annotations of the structs that hold the numbers."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from trireme.base.errors import RequestError
 
 
 def ranges_of(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
-    """The limits of every number among a struct's fields, by field."""
+    """Return the limits of every number among a struct's fields, by field."""
     found = {}
     for field, hint in get_type_hints(struct, include_extras=True).items():
         for part in (hint, *get_args(hint)):  # also within `X | None` and `tuple[X, ...]`
@@ -22,13 +22,15 @@ def ranges_of(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
 
 
 def check_range(field: str, value: object, ranges: Mapping[str, msgspec.Meta]) -> None:
-    """Check a number, or each one of a tuple; anything else passes.
+    """Check a number, or each number of a tuple; any other value passes.
 
     Args:
-        ranges: as `ranges_of` gives them; what is not among them may be any finite number.
+        field: field of the value.
+        value: value as sent.
+        ranges: limits by field (`ranges_of`); a field without limits may be any finite number.
 
     Raises:
-        RequestError: one is not finite, or outside its limits.
+        RequestError: a number is not finite, or outside its limits.
     """
     if isinstance(value, tuple):
         for item in value:
@@ -43,7 +45,7 @@ def check_range(field: str, value: object, ranges: Mapping[str, msgspec.Meta]) -
 
 
 def out_of_range(field: str, value: object, allowed: str) -> RequestError:
-    """The refusal of a value, with what is allowed in words."""
+    """Return the refusal of a value, with the allowed values in words."""
     return RequestError(f"{field} must be {allowed}; got {value}", field=field, value=value)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request of several prompts: its tensors as one mapping for each row, and rows as the tensors of one request.
 
-Row i of every tensor belongs to prompt i. What has a length of its own is padded to that of the longest row: prompts
-up to their `input_lengths`, lists of words as upstream does, everything else with 0.
+Row i of every tensor belongs to prompt i. Rows of different lengths are padded to the longest row: prompts up to their
+`input_lengths`, lists of words as upstream does, everything else with 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ _WORD_LISTS = ("STOP_WORDS_IDS", "BAD_WORDS_IDS")
 
 
 def rows_of(tensors: Row) -> list[Row]:
-    """One prompt's tensors each, ``[1, *dims]``; they share the memory of the request's.
+    """Return the tensors of each prompt, ``[1, *dims]``; they share the memory of the request's tensors.
 
     Raises:
-        RequestError: tensors with rows for another number of prompts, no prompt, or more than 128.
+        RequestError: tensors differ in the number of prompts, or there is no prompt, or there are more than 128.
     """
     for array in tensors.values():
         if array.ndim and array.shape[0] != 1:
@@ -38,10 +38,10 @@ def rows_of(tensors: Row) -> list[Row]:
 
 
 def engine_rows(tensors: Row) -> list[Row]:
-    """As `rows_of`, by the names of `tensorrt_llm`'s inputs; of several prompts each without its padding.
+    """Return the tensors of each prompt by the names of `tensorrt_llm`'s inputs; several prompts lose their padding.
 
     Raises:
-        RequestError: as `rows_of`, or a length beyond what there is.
+        RequestError: `rows_of` refuses the tensors, or a length is larger than its row.
     """
     rows = rows_of(tensors)
     if len(rows) > 1:
@@ -50,10 +50,10 @@ def engine_rows(tensors: Row) -> list[Row]:
 
 
 def for_each_row(work: Callable[[Row], T], rows: Sequence[Row]) -> list[T]:
-    """What is made of each row.
+    """Return the result of `work` for each row.
 
     Raises:
-        RequestError: of several rows one is wrong; its `batch_index` is among the facts.
+        RequestError: a row is refused; among several rows the error has its `batch_index`.
     """
     if len(rows) == 1:
         return [work(rows[0])]
@@ -67,11 +67,11 @@ def for_each_row(work: Callable[[Row], T], rows: Sequence[Row]) -> list[T]:
 
 
 def joined(rows: Sequence[Row], *, pad_ids: Sequence[int]) -> dict[str, Array]:
-    """The outputs of `preprocessing` for several prompts, from those for each: ``[batch, *dims]``.
+    """Return the outputs of `preprocessing` for several prompts, ``[batch, *dims]``, joined from the outputs of each.
 
     Args:
-        rows: what only some of them have asks for nothing in the others.
-        pad_ids: what each prompt's ids are padded with.
+        rows: outputs of each prompt; a row without a tensor that another row has gets a filler that asks for nothing.
+        pad_ids: id that pads the ids of each prompt.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: _padded(name, [row.get(name) for row in rows], pad_ids) for name in names}
@@ -103,10 +103,11 @@ def _unpadded(row: Row) -> Row:
 
 
 def _without_filler(row: Row) -> Row:
-    """Return the row without a decoder's prompt that says nothing.
+    """Return the row without a decoder's prompt that is only filler.
 
-    Another prompt of the batch has one, or `preprocessing` made up for it. Upstream's end-to-end client sends on what
-    that made, the padding id alone and without its length, and upstream's decoder-only engines do not look at it.
+    The filler is there because another prompt of the batch has a decoder's prompt, or because `preprocessing` made it.
+    Upstream's end-to-end client sends the filler of `preprocessing` on, the padding id alone and without its length,
+    and upstream's decoder-only engines do not look at it.
     """
     ids = row.get("decoder_input_ids")
     if ids is None:
@@ -119,7 +120,7 @@ def _without_filler(row: Row) -> Row:
 
 
 def _cut(row: dict[str, Array], name: str, lengths: str, *, at_least: int) -> None:
-    """Leave as many ids as are meant; all of them where nothing is said."""
+    """Cut the ids of a row to its length; keep all ids where no length is given."""
     if name not in row or lengths not in row:
         return
     length, width = int(row[lengths].item()), row[name].shape[1]

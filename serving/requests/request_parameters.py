@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a request beside its tensors: which release it is for, when it is to run, and of disaggregated
-serving which phase; and the trace that it is part of, which is `serving.telemetry`'s.
+"""The parameters of a request beside its tensors: its release, its scheduling, and its phase of disaggregated serving.
+
+The parameters of a trace are read in `serving.telemetry.request_tracer`.
 """
 
 import difflib
@@ -15,14 +16,15 @@ from serving.engines.seam.scheduling import Priority, tenant_name
 from trireme.base.errors import RequestError
 
 RELEASE = "release"
-PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself
+PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that parameter to itself
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-STREAM_NAME = "trireme-stream"  # of the server's own: whose client may leave (serving.frontend.common.departures)
+# From the server's frontends, which report clients that leave (serving.frontend.common.departures).
+STREAM_NAME = "trireme-stream"
 KNOWN_PARAMETERS = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
 _KNOWN = (STREAM_NAME, *KNOWN_PARAMETERS)
 _MAX_PARAMETERS = 256
-_MAX_CHARS = 65_536  # of all of them
+_MAX_CHARS = 65_536  # of all parameters together
 _CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
 
 Parameters = Mapping[str, object]
@@ -30,12 +32,13 @@ Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 def parameters_of(text: str) -> Parameters:
-    """Those of a request, as Triton gives them: a JSON object, or nothing.
+    """Return the parameters of a request, read from Triton's text: a JSON object, or nothing.
 
-    Clients may send others of their own, as they may to upstream.
+    Clients may send other parameters of their own, as they may to upstream.
 
     Raises:
-        RequestError: they are too many or too long, or one is all but called as one of ours, which would not be heeded.
+        RequestError: the parameters are too many or too long, or a name is almost that of a known parameter, so it
+            would be ignored.
     """
     if len(text) > _MAX_CHARS:
         message = f"the parameters have {len(text)} characters; send at most {_MAX_CHARS} beside the tensors"
@@ -52,16 +55,16 @@ def parameters_of(text: str) -> Parameters:
 
 @functools.lru_cache(maxsize=1024)
 def _misspelt(name: str) -> str | None:
-    """The parameter that was probably meant."""
+    """Return the known parameter that was probably meant; None: no name is close."""
     close = difflib.get_close_matches(name.lower()[:64], _KNOWN, n=1, cutoff=0.85)
     return close[0] if close and name not in _KNOWN else None
 
 
 def release_asked_for(parameters: Parameters) -> str | None:
-    """The version that a request names, None: none.
+    """Return the version that a request names; None: it names none.
 
     Raises:
-        RequestError: it is not a number.
+        RequestError: the version is not a number.
     """
     value = parameters.get(RELEASE)
     if value is None:
@@ -73,15 +76,15 @@ def release_asked_for(parameters: Parameters) -> str | None:
 
 
 def stream_name_of(parameters: Parameters) -> str:
-    """Return the name that the server's frontends gave the stream of a request; empty: it came another way."""
+    """Return the name that the server's frontends gave a request's stream; empty: it came through no frontend."""
     return str(parameters.get(STREAM_NAME, ""))
 
 
 def check_release(parameters: Parameters, own: str) -> None:
-    """For a model that serves its own release alone.
+    """Check that a request does not name another release, for a model that serves only its own release.
 
     Raises:
-        RequestError: the request names another one.
+        RequestError: the request names another release.
     """
     version = release_asked_for(parameters)
     if version is not None and version != own:
@@ -94,17 +97,17 @@ def check_release(parameters: Parameters, own: str) -> None:
 
 
 def is_context_only(parameters: Parameters) -> bool:
-    """Whether a request is for the prefill's server of two: its parameter `request_type` says ``context_only``."""
+    """Return whether a request is for the prefill server: its parameter `request_type` is ``context_only``."""
     return parameters.get("request_type") == "context_only"
 
 
 def with_scheduling(tensors: Tensors, parameters: Parameters) -> Tensors:
-    """The tensors of a request, with those that its parameters `priority_class`, `tenant` and `deadline_ms` stand for.
+    """Return the tensors of a request, with tensors for its parameters `priority_class`, `tenant` and `deadline_ms`.
 
-    A tensor that is there already goes before a parameter.
+    A tensor that the request has goes before a parameter.
 
     Raises:
-        RequestError: a parameter is not what it should be.
+        RequestError: a parameter has a wrong type or value.
     """
     if not parameters.keys() & {PRIORITY_CLASS, "tenant", "deadline_ms"}:
         return tensors
@@ -125,9 +128,13 @@ def with_scheduling(tensors: Tensors, parameters: Parameters) -> Tensors:
 
 
 def with_timeout(tensors: Tensors, timeout_us: int) -> Tensors:
-    """The tensors of a request whose parameter `timeout` of Triton's own says so many microseconds, 0: none.
+    """Return the tensors of a request with a deadline for Triton's own parameter `timeout`.
 
-    It is a deadline as `deadline_ms` is, and of both the sooner one counts.
+    The timeout is a deadline as `deadline_ms` is, and the sooner of both counts.
+
+    Args:
+        tensors: tensors of the request.
+        timeout_us: timeout in microseconds; 0: none.
     """
     if not timeout_us:
         return tensors

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check for required inputs that Triton leaves out: it counts a request's inputs, and an optional one makes up for
-a required one that is missing.
+"""The check for required inputs, which Triton leaves out.
+
+Triton only counts a request's inputs, so an optional input makes up for a required input that is missing.
 """
 
 from collections.abc import Container
@@ -22,7 +23,8 @@ def check_required(model: str, given: Container[str]) -> None:
     """Check that the inputs of a request to `preprocessing` or `postprocessing` are complete.
 
     Raises:
-        RequestError: one is missing, and what may be sent instead is, too; named as the ensemble's client knows it.
+        RequestError: a required input is missing, and so is the input that may replace it; the error has the name that
+            the ensemble's client knows.
     """
     names = _NAMES[model]
     for field, instead in _REQUIRED[model]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the three steps of the ensemble tell each other about one stream, beside the contract's tensors.
+"""The messages about a stream between the three steps of the ensemble, beside the contract's tensors.
 
 Triton gives the steps behind a decoupled model no input but that model's own outputs, and a client's request id may be
 empty or used twice. So `preprocessing` names each stream, the engine step carries the name through, and
@@ -17,7 +17,7 @@ from trireme.base.errors import RequestError
 
 
 class StreamContext(msgspec.Struct, frozen=True, array_like=True):
-    """preprocessing -> tensorrt_llm, once for a request (`stream_context`)."""
+    """The message from preprocessing to tensorrt_llm, once for each request (`stream_context`)."""
 
     key: int
     stop_strings: tuple[str, ...] = ()
@@ -25,21 +25,21 @@ class StreamContext(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamState(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """tensorrt_llm -> postprocessing, with every chunk (`stream_state`)."""
+    """The message from tensorrt_llm to postprocessing, with every chunk (`stream_state`)."""
 
     key: int
     is_final: bool
-    # So many tokens at the start of this chunk are the prompt: text that no stop string is looked for in.
+    # Tokens of the prompt at the start of this chunk: no stop string is looked for in their text.
     num_prompt_tokens: int = 0
     # With the first chunk only. At the end of the struct, for text never ends with the byte that pads a batch.
     stop_strings: tuple[str, ...] = ()
 
 
 class Census(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """tensorrt_llm -> postprocessing, by a call of its own: how many chunks each stream has been sent.
+    """The abandoned-stream check from tensorrt_llm to postprocessing, by a call of its own: chunks sent to each stream.
 
-    Only the step behind the engine can see that the client of an ensemble has gone: Triton tells it with a chunk, or
-    throws the chunk away before it gets there. This call queues behind the chunks that were sent.
+    Only the step behind the engine can see that the client of an ensemble has gone: Triton tells the step with a chunk,
+    or throws the chunk away before it gets there. This call queues behind the chunks that were sent.
     """
 
     num_chunks: dict[int, int]
@@ -47,7 +47,7 @@ class Census(msgspec.Struct, frozen=True, array_like=True, tag=1):
     lost_keys: tuple[int, ...] = ()
 
 
-# A request with several sequences has a stream for each: it owns so many names, from its key on.
+# A request with several sequences has a stream for each: it owns this many names, from its key on.
 KEYS_PER_REQUEST = 128
 
 # Unique among the streams of every preprocessing process that may feed one detokenizer.
@@ -55,12 +55,12 @@ _keys = itertools.count(secrets.randbits(55) * KEYS_PER_REQUEST, KEYS_PER_REQUES
 
 
 def new_stream_key() -> int:
-    """The first of a request's names for its streams, used once."""
+    """Return the first of the names that a new request owns for its streams; no name is used twice."""
     return next(_keys)
 
 
 def pack(value: StreamContext | StreamState | Census) -> npt.NDArray[np.generic]:
-    """``[1, n] uint8``."""
+    """Return a message as MessagePack, ``[1, n] uint8``."""
     return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)[np.newaxis]
 
 
@@ -75,7 +75,11 @@ _PADDING = bytes([CONTEXT_PADDING])
 
 
 def unpack_context(packed: bytes) -> StreamContext:
-    """Raises: RequestError: somebody else than `preprocessing` wrote it."""
+    """Return the stream context in `packed`, without its padding.
+
+    Raises:
+        RequestError: `preprocessing` did not write it.
+    """
     try:
         return _context_decoder.decode(packed.rstrip(_PADDING))
     except msgspec.DecodeError as exc:
@@ -83,7 +87,11 @@ def unpack_context(packed: bytes) -> StreamContext:
 
 
 def unpack_state(packed: bytes) -> StreamState | Census:
-    """Raises: RequestError: somebody else than the engine step wrote it."""
+    """Return the stream state or the abandoned-stream check in `packed`.
+
+    Raises:
+        RequestError: the engine step did not write it.
+    """
     try:
         return _state_decoder.decode(packed)
     except msgspec.DecodeError as exc:
@@ -94,7 +102,7 @@ def unpack_final_states(packed: npt.NDArray[np.generic]) -> list[StreamState]:
     """Return the state of each row of a whole response, ``[rows, n] uint8``.
 
     Raises:
-        RequestError: somebody else than the engine step wrote them.
+        RequestError: the engine step did not write them.
     """
     states = [unpack_state(row.tobytes().rstrip(_PADDING)) for row in packed]
     if not all(isinstance(state, StreamState) and state.is_final for state in states):

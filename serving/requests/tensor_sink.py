@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination of the responses to one request, as named arrays: what the library asks of Triton."""
+"""The destination of the responses to one request, as named arrays: the interface that the library needs of Triton."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -13,7 +13,7 @@ Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 class TensorSink(Protocol):
-    """The responses to one request.
+    """The receiver of the responses to one request.
 
     Attributes:
         takes_one: the request gets one response, so it cannot stream (`decoupled: false`).
@@ -31,4 +31,4 @@ class TensorSink(Protocol):
         """Return whether the client has gone."""
 
     def named_outputs(self) -> Collection[str]:
-        """Return the outputs that the client asked for by name; none if it named none and takes what there is."""
+        """Return the outputs that the client asked for by name; empty if it named none and takes all outputs."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of words of token ids, as the contract sends them: flat ids in one row, where each word ends in the other.
+"""Lists of words of token ids in the contract's form: flat ids in one row, the ends of the words in the other row.
 
-``[2, n] int32``: the ids of all words, padded with 0; the cumulative ends of the words, padded with -1.
+The form is ``[2, n] int32``: the ids of all words, padded with 0; the cumulative ends of the words, padded with -1.
 """
 
 import itertools
@@ -22,10 +22,10 @@ Ids = npt.NDArray[np.int32]
 
 
 def texts_of(strings: Sequence[bytes], field: str) -> list[str]:
-    """A client's strings as text, in their order; an empty one asks for nothing, and is still here.
+    """Return a client's strings as text in their order, empty strings included.
 
     Raises:
-        RequestError: one is not UTF-8.
+        RequestError: a string is not UTF-8.
     """
     texts = []
     for index, string in enumerate(strings):
@@ -37,10 +37,10 @@ def texts_of(strings: Sequence[bytes], field: str) -> list[str]:
 
 
 def words_of(strings: Sequence[bytes], field: str) -> list[str]:
-    """As `texts_of`, of words: what bans or biases text of more characters than 1,000 is not looked at.
+    """Return a client's words as text, as `texts_of` does; a banned or biased word may have 1,000 characters.
 
     Raises:
-        RequestError: one is not UTF-8, or too long.
+        RequestError: a word is not UTF-8, or too long.
     """
     for index, string in enumerate(strings):
         if len(string) > MAX_WORD_CHARS * _MAX_CHARACTER_BYTES:
@@ -58,11 +58,10 @@ def _too_long(field: str, index: int, size: str, value: int) -> RequestError:
 
 
 def bad_words_of(strings: Sequence[bytes], tokenizer: PromptTokenizer) -> list[Ids]:
-    """The token sequences that must not be generated.
+    """Return the token sequences that must not be generated.
 
     Raises:
-        RequestError: text that is not UTF-8, a word that has no ids and so cannot be kept out, too long a word, or too
-            many words.
+        RequestError: a word is not UTF-8 or too long, has no ids and so cannot be banned, or there are too many words.
     """
     num_words = sum(1 for string in strings if string)
     if num_words > MAX_BAD_WORDS:
@@ -83,7 +82,7 @@ def bad_words_of(strings: Sequence[bytes], tokenizer: PromptTokenizer) -> list[I
 
 
 def pack_words(words: Sequence[Ids]) -> Ids:
-    """Words as ``[1, 2, n]``; n is the number of ids, for no word is empty."""
+    """Return words as ``[1, 2, n] int32``; n is the number of ids, because no word is empty."""
     ids = np.concatenate(words)
     flat = np.zeros((1, 2, len(ids)), dtype=np.int32)
     flat[0, 0] = ids
@@ -93,10 +92,11 @@ def pack_words(words: Sequence[Ids]) -> Ids:
 
 
 def unpack_words(words: npt.NDArray[np.generic], field: str, *, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """The words of ``[2, n]``.
+    """Return the words of ``[2, n]``.
 
     Raises:
-        RequestError: too many words, ends that do not ascend, or lie beyond the ids; an id outside the vocabulary.
+        RequestError: there are too many words, ends do not ascend or lie beyond the ids, or an id is outside the
+            vocabulary.
     """
     ids, ends = words.tolist()
     bounds = [0, *itertools.takewhile(lambda end: end >= 0, ends)]
