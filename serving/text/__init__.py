@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between token ids and exact text: no Triton, and no engine."""
+"""The conversion between token ids and exact text, without Triton and without an engine."""

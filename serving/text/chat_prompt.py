@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat messages to token ids: the release's own template, and no word of a stranger's that becomes a control token."""
+"""The token ids of chat messages, by the release's own template; no text of a message becomes a control token."""
 
 import logging
 import re
@@ -19,7 +19,7 @@ from trireme.base.errors import RequestError, SpecError
 
 _log = logging.getLogger("trireme.chat_prompt")
 
-# Noncharacters of Unicode, meant for a program's own use; a request may hold some of them all the same.
+# Noncharacters of Unicode, meant for a program's own use; a request may hold some of them nevertheless.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _ESCAPED_BYTES = 6  # of a character of one byte, as \\u0041
 _MESSAGE_BYTES = 64  # around the text of a message: {"role": "assistant", "content": ""}, its name, a comma, a line end
@@ -27,19 +27,19 @@ _NONE = "the release has no chat template; send text_input, or build the release
 
 
 class ChatPrompt:
-    """Renders messages and tokenizes what comes out; shared by all requests and threads.
+    """The chat template and the tokenizer of one release; shared by all requests and threads.
 
     A template is full of special tokens (`<|im_end|>`), and the tokenizer makes a token of the same text anywhere. In
-    the messages themselves such text stays text: whoever writes it cannot end a turn, or speak as the system.
+    the messages themselves such text stays text: its author cannot end a turn, or speak as the system.
     """
 
     def __init__(self, template: ChatTemplate | None, tokenizer: PromptTokenizer, *, why_none: str = _NONE) -> None:
         """Set up one release's chat prompts; call before the tokenizer is in use by other threads.
 
         Args:
-            template: None refuses every request.
-            tokenizer: of the same release.
-            why_none: the reason and the way out, where there is no template.
+            template: chat template; None: every request is refused.
+            tokenizer: tokenizer of the release.
+            why_none: reason and next step for the error, where there is no template.
         """
         self._template = template
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class ChatPrompt:
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer: PromptTokenizer) -> "ChatPrompt":
-        """Load the template of a tokenizer's folder. One that is missing or broken fails the requests that need it."""
+        """Load the template of a tokenizer's folder; a missing or broken template fails the requests that need it."""
         try:
             template = load_chat_template(folder)
         except SpecError as exc:
@@ -65,8 +65,8 @@ class ChatPrompt:
             raw: JSON, a list of messages in OpenAI's form.
 
         Raises:
-            RequestError: there is no template, the messages are not what the template takes, or more than the engine
-                takes.
+            RequestError: there is no template, the template does not take the messages, or they are more than the
+                engine takes.
         """
         if self._template is None:
             raise RequestError(f"{FIELD} cannot be rendered: {self._why_none}", field=FIELD, reason="no_chat_template")
@@ -84,11 +84,11 @@ class ChatPrompt:
         return np.array(ids, dtype=np.int32)
 
     def _masked(self, text: str, mark: str) -> str:
-        """The text with a marked number in place of each special token's."""
+        """Return the text with a marked number in place of the text of each special token."""
         return self._special.sub(lambda found: f"{mark}{self._numbers[found[0]]}{mark}", text)
 
     def _ids(self, rendered: str, mark: str) -> list[int]:
-        """Ids of the rendered text. The template has written the begin token itself, where the model wants one."""
+        """Return the ids of the rendered text; the template itself writes the begin token where the model needs it."""
         limit = self._tokenizer.limit
         ids: list[int] = []
         for index, piece in enumerate(re.split(f"{mark}([0-9]+){mark}", rendered)):
@@ -99,7 +99,7 @@ class ChatPrompt:
 
 
 def _check_json(raw: bytes, limit: TextLimit) -> None:
-    """Refuse JSON that is more than all of a prompt in escapes, with one message for each of its tokens.
+    """Refuse JSON larger than the longest prompt can be, written in escapes and with one message for each token.
 
     The parser holds the GIL, and needs 0.3 s for a million messages. Within a text this key has other quotation marks.
     """
@@ -122,7 +122,7 @@ def _check_number(num_messages: int, limit: TextLimit) -> None:
 
 
 def _check_size(messages: Sequence[Mapping[str, object]], limit: TextLimit) -> None:
-    """Refuse what is too much for a prompt before a template, which may be slow, is rendered with it."""
+    """Refuse messages that are too many or too long for a prompt, before a slow template is rendered with them."""
     _check_number(len(messages), limit)
     num_bytes = 0
     for index, message in enumerate(messages):
@@ -135,10 +135,11 @@ def _check_size(messages: Sequence[Mapping[str, object]], limit: TextLimit) -> N
 
 
 def parse_messages(raw: bytes) -> list[ChatMessage]:
-    """Return the messages of a request. A null is as good as nothing: OpenAI's clients send what they have got.
+    """Return the messages of a request; a null counts as absent, because OpenAI's clients send what they have got.
 
     Raises:
-        RequestError: not JSON, not a list of messages, or something that models of text cannot read; the path names it.
+        RequestError: the text is not JSON, no list of messages, or has a part that models of text cannot read; the path
+            names the part.
     """
     try:
         data = msgspec.json.decode(raw)
@@ -160,7 +161,7 @@ def parse_messages(raw: bytes) -> list[ChatMessage]:
 
 
 def _check_role(role: str, field: str) -> None:
-    """Refuse roles of a client's own making: templates build control tokens from the word."""
+    """Refuse roles that a client made up: templates build control tokens from the word."""
     if role not in ROLES:
         raise RequestError(f"{field} ({role[:32]!r}) must be one of {', '.join(ROLES)}", field=field)
 
@@ -172,7 +173,7 @@ def _without_nulls(message: object) -> object:
 
 
 def _unused_mark(texts: Iterable[str]) -> str:
-    """A character that none of the texts has."""
+    """Return a character that none of the texts has."""
     all_texts = "".join(texts)
     mark = next((mark for mark in _MARKS if mark not in all_texts), None)
     if mark is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to exact text, stream by stream: the joined deltas are what `Tokenizer.decode` makes of all ids at once.
+"""The exact text of token ids, stream by stream: the joined deltas equal the text of all ids by `Tokenizer.decode`.
 
-What each token adds comes from the `tokenizers` library's decoder, tabulated when it is loaded
+The text that each token adds comes from the `tokenizers` library's decoder, tabulated when it is loaded
 (`serving.text.token_pieces`); a stream keeps the bytes of one incomplete character. The library's own incremental
 decoder, `DecodeStream`, is not used: it decodes again all that it holds back, never gives out at the end what it holds,
 and fails ("Invalid prefix") where a valid byte token is followed by an invalid one. Million tokens/s on one core, one
@@ -17,9 +17,9 @@ token at a time / in chunks of 16:
 4,000 tokens, median of 9; a new stream takes 0.3 us. tokenizers 0.22.2, Python 3.11.7, AMD EPYC, 2 cores, 2026-11-24.
 
 Where characters are spelled in byte tokens (`ByteFallback`: Llama 2, Mistral, Gemma), the library turns a whole run of
-them into U+FFFD, one for each byte, when one byte of it is invalid or its last character is cut. What a stream has
-shown it cannot take back, so such a run is held back until it ends, or is known to be invalid. Stop strings need not
-wait for that: if generation ends at the character that completes one, the run ends there, too, and is valid
+them into U+FFFD, one for each byte, when one byte of it is invalid or its last character is cut. A stream cannot
+take back text that it has shown, so such a run is held back until it ends, or is known to be invalid. Stop strings need
+not wait for that: if generation ends at the character that completes one, the run ends there, too, and is valid
 (`StreamText`).
 """
 
@@ -42,7 +42,7 @@ class StreamingDetokenizer(ABC):
     """The text of one stream of tokens; for one thread at a time.
 
     Attributes:
-        newest: of what is held back, the text that the last token completed: it is the text if the tokens end here.
+        newest: the part of the held-back text that the last token completed; it is certain if the tokens end here.
     """
 
     __slots__ = ("newest",)
@@ -52,15 +52,15 @@ class StreamingDetokenizer(ABC):
 
     @abstractmethod
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete. Ids outside the vocabulary add nothing, as in `Tokenizer.decode`."""
+        """Return the text that the tokens complete; unknown ids add nothing, as in `Tokenizer.decode`."""
 
     @abstractmethod
     def flush(self) -> str:
-        """The end of the text: U+FFFD for a character that stayed incomplete. Nothing is pushed afterwards."""
+        """Return the end of the text, U+FFFD for an incomplete character; call nothing afterwards."""
 
 
 class _ByteLevelStream(StreamingDetokenizer):
-    """Tokens are bytes of UTF-8. At most 3 bytes are held back."""
+    """The text of tokens that are bytes of UTF-8; at most 3 bytes are held back."""
 
     __slots__ = ("_bytes_of", "_incomplete")
 
@@ -82,7 +82,7 @@ class _ByteLevelStream(StreamingDetokenizer):
 
 
 class _PieceStream(StreamingDetokenizer):
-    """Tokens are text, or single bytes, of which a whole run is held back; the first one may lose its leading space."""
+    """The text of tokens that are text or single bytes; runs of bytes are held back, a leading space may be cut."""
 
     __slots__ = ("_incomplete", "_is_first", "_is_run_invalid", "_num_run_bytes", "_num_to_strip", "_pieces", "_run")
 
@@ -134,12 +134,12 @@ class _PieceStream(StreamingDetokenizer):
         return ""
 
     def _will_be_stripped(self) -> bool:
-        """Whether the last character of the run is one of those that the beginning of the text loses."""
+        """Return whether the beginning of the text loses the last character of the run."""
         return len(self._run) <= self._num_to_strip and set(self._run) == {self._pieces.strip_character}
 
     def _end_run(self) -> str:
         if self._is_run_invalid:
-            text = ""  # what it had of bytes has been told
+            text = ""  # its bytes are in the text already
         else:
             text = _REPLACEMENT * self._num_run_bytes if self._incomplete else "".join(self._run)
         self._run, self._incomplete, self._num_run_bytes, self._is_run_invalid = [], b"", 0, False
@@ -156,36 +156,48 @@ class _PieceStream(StreamingDetokenizer):
 
 
 class TextDecoder:
-    """Makes a detokenizer for each stream; loaded once in a process, shared by all threads."""
+    """The maker of a detokenizer for each stream; loaded once in a process, shared by all threads."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        """Raises: SpecError: the tokenizer's decoder cannot be streamed exactly."""
+        """Tabulate the tokenizer's decoder.
+
+        Args:
+            tokenizer: tokenizer of the release.
+            skip_special_tokens: leave special tokens out of the text.
+
+        Raises:
+            SpecError: the tokenizer's decoder cannot be streamed exactly.
+        """
         self._pieces = load_pieces(tokenizer, skip_special_tokens=skip_special_tokens)
         self._check_against(tokenizer, skip_special_tokens)
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> "TextDecoder":
-        """Raises: SpecError: a file is missing or broken, or its decoder cannot be streamed exactly."""
+        """Load the decoder of a deployment's tokenizer.
+
+        Raises:
+            SpecError: a file is missing or broken, or the tokenizer's decoder cannot be streamed exactly.
+        """
         return cls(load_tokenizer(spec.dir), skip_special_tokens=spec.skip_special_tokens)
 
     @property
     def holds_runs(self) -> bool:
-        """Whether there are tokens whose text is held back although its characters are complete."""
+        """Return whether text of complete characters may be held back, as it is for byte tokens."""
         return isinstance(self._pieces, TextPieces) and self._pieces.has_byte_tokens
 
     def new_stream(self, *, follows_text: bool = False) -> StreamingDetokenizer:
-        """A stream that begins a text, or goes on behind one (a leading space then stays)."""
+        """Return a stream that begins a text, or goes on behind a text (a leading space then stays)."""
         if isinstance(self._pieces, BytePieces):
             return _ByteLevelStream(self._pieces)
         return _PieceStream(self._pieces, follows_text=follows_text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A whole text, the same as streamed."""
+        """Return the whole text of the tokens, equal to the streamed text."""
         stream = self.new_stream()
         return stream.push(token_ids) + stream.flush()
 
     def _check_against(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        """The whole vocabulary as one text, so that another version of the library cannot silently differ."""
+        """Compare the text of the whole vocabulary, so that another version of the library cannot silently differ."""
         token_ids = list(self._pieces if isinstance(self._pieces, BytePieces) else self._pieces.later)
         if self.decode(token_ids) != tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens):
             raise SpecError(
@@ -200,28 +212,33 @@ class StreamText:
     """The text of one answer, cut before the first stop string; for one thread at a time."""
 
     def __init__(self, decoder: TextDecoder, stop_strings: Sequence[str] = ()) -> None:
-        """Args: `stop_strings` as `serving.text.stop_strings.check_stop_strings` returns them."""
+        """Begin an answer without text.
+
+        Args:
+            decoder: text decoder of the release.
+            stop_strings: stop strings, checked by `serving.text.stop_strings.check_stop_strings`.
+        """
         self._decoder = decoder
         self._detokenizer = decoder.new_stream()
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
         self._looks_ahead = bool(stop_strings) and decoder.holds_runs
-        # The answer as it reads behind an echoed prompt, until it is known what of that the answer alone does not have.
+        # The answer as it reads behind an echoed prompt, until the part that the answer alone lacks is known.
         self._following: StreamingDetokenizer | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text; nothing comes any more."""
+        """Return whether a stop string ended the text; no more text comes then."""
         return self._matcher is not None and self._matcher.stopped
 
     def push_prompt(self, token_ids: Sequence[int]) -> str:
-        """The text of an echoed prompt; no stop string is looked for in it. Only before the first `push`."""
+        """Return the text of an echoed prompt, without looking for stop strings; call only before the first `push`."""
         text = self._decoder.decode(token_ids)
         if text:
             self._following = self._decoder.new_stream(follows_text=True)
         return text
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is now certain: no incomplete character, no beginning of a stop string."""
+        """Return the text that is now certain: no incomplete character, no beginning of a stop string."""
         if self.stopped:
             return ""
         if self._looks_ahead:
@@ -231,13 +248,13 @@ class StreamText:
         return space + (self._matcher.push(alone) if self._matcher else alone)
 
     def finish(self) -> str:
-        """The end of the text, with what was held back."""
+        """Return the end of the text, which was held back."""
         alone = self._detokenizer.flush()
         space = self._space(self._following.flush(), alone) if self._following and not self.stopped else ""
         return space + (self._matcher.push(alone) + self._matcher.finish() if self._matcher else alone)
 
     def _push_one(self, token_id: int) -> str:
-        """One token, of which the text may be held back although it completes a stop string."""
+        """Push one token; its text may be held back although it completes a stop string."""
         assert self._matcher is not None, "there are stop strings"
         if self.stopped:
             return ""
@@ -252,9 +269,9 @@ class StreamText:
         return new
 
     def _space(self, following: str, alone: str) -> str:
-        """What stands between prompt and answer: the leading space that an answer alone would not have.
+        """Return the leading space between prompt and answer, which an answer alone would not have.
 
-        It is kept out of the match, for the engine's process, which sees no echo, must stop at the same token.
+        The space is kept out of the match: the engine's process sees no echo, and must stop at the same token.
         """
         if alone:
             self._following = None
@@ -262,9 +279,9 @@ class StreamText:
 
 
 class StopStringWatch:
-    """Where the answer's text is stopped, told in tokens: for the engine's process, which then generates no more.
+    """The token at which a stop string ends an answer, for the engine's process, which then stops generating.
 
-    It follows a `StreamText` of the same tokens, so both processes stop at the same character, however the tokens come.
+    The watch feeds a `StreamText` as postprocessing does, so both processes stop at one character, however tokens come.
     """
 
     def __init__(self, decoder: TextDecoder, stop_strings: Sequence[str]) -> None:
@@ -272,7 +289,7 @@ class StopStringWatch:
         self._text = StreamText(decoder, stop_strings)
 
     def tokens_until_stop(self, token_ids: Sequence[int]) -> int | None:
-        """How many of these tokens to keep, the last of them completing a stop string; None while none is complete."""
+        """Return the number of tokens to keep, with the end of a stop string last; None: no string is complete."""
         for num_tokens, token_id in enumerate(token_ids, start=1):
             self._text.push((token_id,))
             if self._text.stopped:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An expression that finds any of some texts, the longest where several begin, in time that does not grow with their
-number.
+"""The regular expression that finds any of some texts, the longest where several begin.
 
-Python tries the parts of `a|b|c` one after the other at each place, and holds the GIL over all of a text: with the 256
-control tokens of Llama 3 a megabyte of `<|<|<|` takes a second.
+Its time does not grow with the number of texts. Python tries the parts of `a|b|c` one after the other at each place,
+and holds the GIL over all of a text: with the 256 control tokens of Llama 3 a megabyte of `<|<|<|` takes a second.
 """
 
 import re
@@ -14,7 +13,7 @@ _END = ""  # the key of a text that ends here
 
 
 def longest_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return the expression; of no texts it finds nothing."""
+    """Return the expression that finds the longest of `texts`; without texts it finds nothing."""
     tree: _Tree = {}
     for text in texts:
         node = tree

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stop strings, matched on text: where generation ends, and how much text must be held back until that is known.
+"""Stop strings, matched on text: the end of generation, and the text to hold back until the end is known.
 
-A match is decided at the character that completes it; of two strings that are complete at the same character the longer
-one counts. The text is cut before it. This rule reads one character after the other, so it does not matter how the text
+A match is decided at the character that completes it; of two strings that are complete at one character the longer
+counts. The text is cut before it. This rule reads one character after the other, so it does not matter how the text
 is cut into deltas, and generation can end with the token that completes the match.
 """
 
@@ -20,10 +20,10 @@ _FIELD = "stop_words"
 
 
 def check_stop_strings(given: Iterable[bytes | str]) -> tuple[str, ...]:
-    """The stop strings of a request, each once. Empty ones are left out: upstream's examples send ``"stop_words": ""``.
+    """Return the stop strings of a request, each once, without empty strings: upstream sends ``"stop_words": ""``.
 
     Raises:
-        RequestError: too many of them, one that is too long, all of them together, or one that is not UTF-8.
+        RequestError: there are too many strings, a string is too long or not UTF-8, or all together are too long.
     """
     different: dict[bytes | str, int] = {}
     for index, value in enumerate(given):
@@ -66,7 +66,7 @@ def _text(value: bytes | str, index: int) -> str:
 
 
 class StopStringMatcher:
-    """Follows one text and ends it before the first stop string; for one thread at a time.
+    """The matcher that follows one text and ends it before the first stop string; for one thread at a time.
 
     Time for a character does not grow with the number of strings (Aho, Corasick), and the automaton is made while the
     text goes through it: a text visits few of its nodes, and a request waits for none of them. Held back is exactly the
@@ -74,7 +74,11 @@ class StopStringMatcher:
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
-        """Args: `stop_strings` as `check_stop_strings` returns them; none at all lets all text through."""
+        """Begin a text.
+
+        Args:
+            stop_strings: stop strings, checked by `check_stop_strings`; without strings all text passes.
+        """
         self._strings = sorted(stop_strings)
         self._first_characters = frozenset(string[0] for string in stop_strings)
         self._nodes = [_Node(0, 0, len(self._strings))]
@@ -83,7 +87,7 @@ class StopStringMatcher:
         self.stopped = False
 
     def push(self, delta: str) -> str:
-        """The text that is now certain; nothing more comes after a stop string."""
+        """Return the text that is now certain; nothing more comes after a stop string."""
         if self.stopped:
             return ""
         node = self._node
@@ -102,7 +106,7 @@ class StopStringMatcher:
         return text[:certain]
 
     def is_stopped_by(self, text: str) -> bool:
-        """Whether a string is complete if this comes next, behind what was asked before; `push` says what did come."""
+        """Return whether `text` completes a string, behind the texts asked before; `push` sets the real text."""
         for character in text:
             self._node_ahead = self._after(self._node_ahead, character)
             if self._node_ahead.num_complete:
@@ -110,17 +114,17 @@ class StopStringMatcher:
         return False
 
     def finish(self) -> str:
-        """The end of the text: what was held back, unless a stop string ended it."""
+        """Return the end of the text, which was held back; empty if a stop string ended the text."""
         held, self._held = self._held, ""
         return "" if self.stopped else held
 
     def _after(self, node: "_Node", character: str) -> "_Node":
-        """The longest end of the text that begins a string, when `character` comes behind `node`'s."""
+        """Return the node of the longest end of the text that begins a string, when `character` follows `node`."""
         number = node.after.get(character)
         return self._nodes[self._find_after(node, character) if number is None else number]
 
     def _find_after(self, node: "_Node", character: str) -> int:
-        """Find it for the first time, with the node itself and all that it falls back to."""
+        """Return the number of `_after`'s node, found for the first time, for `node` and its shorter ends."""
         unknown = []
         end, found = node, node.after.get(character)
         while found is None:
@@ -141,7 +145,7 @@ class StopStringMatcher:
         return found
 
     def _child(self, node: "_Node", character: str) -> "_Node | None":
-        """The beginning of a string that is one character longer; None: no string goes on like this."""
+        """Return the beginning that is longer by `character`; None: no string has it."""
         place = itemgetter(node.depth)
         first = bisect_left(self._strings, character, node.first, node.last, key=place)
         last = bisect_right(self._strings, character, first, node.last, key=place)
@@ -157,15 +161,15 @@ _ROOT = 0
 
 
 class _Node:
-    """One beginning of stop strings.
+    """A beginning of stop strings, as a node of the automaton.
 
     Attributes:
-        depth: its length.
-        first: the sorted strings from here
-        last: to before here begin with it.
-        after: the number of the node that follows, by the character; what is not here has not come yet.
-        shorter: the number of the longest proper end of it that begins a string, too.
-        num_complete: the length of the longest string that it ends with; 0: none. Nothing follows one.
+        depth: length of the beginning.
+        first: index of the first sorted string that has this beginning.
+        last: index behind the last of these strings.
+        after: number of the next node, by character; an absent character has not come yet.
+        shorter: number of the longest proper end of this beginning that begins a string, too.
+        num_complete: length of the longest string at the end of this beginning; 0: none. No node follows a string.
     """
 
     __slots__ = ("after", "depth", "first", "last", "num_complete", "shorter")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much text a prompt may have: what is surely more than the engine takes is refused before it is tokenized."""
+"""The limit of a prompt's text: text that surely exceeds the engine's limit is refused before it is tokenized."""
 
 from dataclasses import dataclass
 from typing import NoReturn
@@ -10,30 +10,30 @@ from trireme.base.errors import RequestError
 
 @dataclass(frozen=True)
 class TextLimit:
-    """Of one release: `max_seq_len` tokens of prompt and output together, each of so many bytes at most."""
+    """The limit of one release: `max_seq_len` tokens of prompt and output together, with the most bytes of a token."""
 
     max_seq_len: int
     token_bytes: TokenBytes
 
     @property
     def max_tokens(self) -> int:
-        """Of a prompt: one token at least is generated."""
+        """Return the most tokens of a prompt: at least one token is generated."""
         return self.max_seq_len - 1
 
     @property
     def max_bytes(self) -> int:
-        """Text of more bytes has more tokens than `max_tokens`."""
+        """Return the most bytes of a prompt: text of more bytes has more tokens than `max_tokens`."""
         return self.max_tokens * self.token_bytes.most
 
     def check_bytes(self, num_bytes: int, field: str) -> None:
         """Refuse text of too many bytes.
 
         Args:
-            num_bytes: of the text in UTF-8.
-            field: the input that it came in.
+            num_bytes: bytes of the text in UTF-8.
+            field: input with the text, for the error.
 
         Raises:
-            RequestError: it cannot fit, whatever it says.
+            RequestError: text of this size cannot fit.
         """
         if num_bytes <= self.max_bytes:
             return
@@ -50,7 +50,7 @@ class TextLimit:
         )
 
     def refuse_tokens(self, num_tokens: int, field: str) -> NoReturn:
-        """Refuse text that has so many tokens, or more.
+        """Refuse text that has `num_tokens` tokens, or more.
 
         Raises:
             RequestError: always.

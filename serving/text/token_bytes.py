@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much text one token can stand for, in bytes of UTF-8, read from a tokenizer's own description once.
+"""The most bytes of UTF-8 that one token can stand for, read from a tokenizer's own description once.
 
 Normalizers shrink text, unknown tokens swallow runs of it, and some tokenizers leave white space out. Where a step of
 a tokenizer sets no bound, none is derived, and a large one is assumed.
@@ -14,25 +14,25 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 ASSUMED_BYTES = 256
-_CHARACTER = 4  # one that no token stands for is a token of its own
+_CHARACTER = 4  # a character outside the vocabulary is a token of its own
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BYTE_LETTERS = frozenset(ByteLevel.alphabet())
 
-# By so much text may become shorter in bytes. Longest of all: the Kelvin sign is `k` (3 to 1), three jamo of 3 bytes
+# Factors by which text may get shorter in bytes. Longest of all: the Kelvin sign is `k` (3 to 1), three jamo of 3 bytes
 # are one syllable of 3, and a letter of mathematics is plain (4 to 1), with its accents, too.
 _SHRINKING = {"NFC": 3, "NFKC": 4, "NFD": 3, "NFKD": 4, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1}
 _KEEPING_SPLITS = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"})
 
 
 class TokenBytes(NamedTuple):
-    """The most bytes of text behind one token."""
+    """The most bytes of text that one token can stand for."""
 
     most: int
     is_derived: bool  # no text whatever has more; else it is assumed
 
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
-    """Read the bound from a tokenizer; at least `ASSUMED_BYTES` where there is none to read."""
+    """Return the bound of a tokenizer; at least `ASSUMED_BYTES` where its description sets none."""
     data = json.loads(tokenizer.to_str())
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     normalizers = list(_steps(data["normalizer"], "normalizers"))
@@ -53,7 +53,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
 
 
 def _steps(step: dict[str, Any] | None, parts: str) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, sequences in sequences laid flat."""
+    """Yield the steps of a normalizer or pre-tokenizer, with nested sequences flattened."""
     if step is None:
         return
     if step["type"] != "Sequence":
@@ -64,7 +64,7 @@ def _steps(step: dict[str, Any] | None, parts: str) -> Iterator[dict[str, Any]]:
 
 
 def _longest(vocabulary: dict[str, int], *, is_byte_level: bool) -> int:
-    """Of the model's own tokens; a byte-level one has a letter for each byte."""
+    """Return the bytes of the model's longest own token; a byte-level token has a letter for each byte."""
     sizes = (
         len(token) if is_byte_level and _BYTE_LETTERS.issuperset(token) else len(token.encode())
         for token in vocabulary
@@ -74,7 +74,7 @@ def _longest(vocabulary: dict[str, int], *, is_byte_level: bool) -> int:
 
 
 def _shrinking(normalizer: dict[str, Any]) -> int | None:
-    """By how much a normalizer may shorten text; None: it may take away any amount of it."""
+    """Return the factor by which a normalizer may shorten text; None: it may remove any amount of text."""
     if normalizer["type"] != "Replace":
         return _SHRINKING.get(normalizer["type"])
     old, new = normalizer["pattern"].get("String"), normalizer["content"]
@@ -84,14 +84,14 @@ def _shrinking(normalizer: dict[str, Any]) -> int | None:
 
 
 def _is_keeping(split: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer hands on all of the text that it splits."""
+    """Return whether a pre-tokenizer keeps all of the text that it splits."""
     if split["type"] in ("Split", "Punctuation"):
         return str(split["behavior"]).lower() != "removed"
     return split["type"] in _KEEPING_SPLITS
 
 
 def _is_unknown_short(model: dict[str, Any], vocabulary: dict[str, int], is_byte_level: bool) -> bool:
-    """Whether text that no token stands for gives a token for each of its characters at least."""
+    """Return whether text outside the vocabulary gives at least a token for each of its characters."""
     if is_byte_level and _BYTE_LETTERS.issubset(vocabulary):
         return bool(model["type"] == "BPE")  # nothing is unknown
     if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):

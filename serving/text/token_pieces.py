@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each token adds to a text, taken from the `tokenizers` library's own decoder once, when the tokenizer is loaded.
+"""The text that each token adds, taken once from the `tokenizers` library's own decoder, when the tokenizer is loaded.
 
 A decoder whose tokens do not add up to the text one after the other is refused by name: it cannot be streamed exactly.
 """
@@ -25,7 +25,7 @@ _FIRST = "a"  # any text will do: it is in front of a token to see what the toke
 
 
 class BytePieces(dict[int, bytes]):
-    """The bytes of each token of a byte-level tokenizer; ids that add nothing (unknown, skipped) are not in it."""
+    """The bytes of each token of a byte-level tokenizer; ids that add nothing (unknown, skipped) are absent."""
 
     def __missing__(self, token_id: int) -> bytes:
         return b""
@@ -36,10 +36,10 @@ class TextPieces:
     """The pieces of every other tokenizer.
 
     Attributes:
-        later: what each token adds behind another one; ids that add nothing are not in it.
+        later: text that each token adds behind another token; ids that add nothing are absent.
         first: the tokens themselves, for `first_piece`.
-        strip_character: taken away at the beginning of the text,
-        max_stripped: up to so many times.
+        strip_character: character that is removed at the beginning of the text.
+        max_stripped: number of characters that are removed at most.
     """
 
     later: dict[int, Piece]
@@ -50,15 +50,15 @@ class TextPieces:
     max_stripped: int
 
     def first_piece(self, token_id: int) -> Piece:
-        """What a token adds at the beginning of a text."""
+        """Return the text that a token adds at the beginning of a text."""
         return _as_piece(self.decoder.decode([self.tokens[token_id]]), self.has_byte_tokens)
 
 
 def load_pieces(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> BytePieces | TextPieces:
-    """The table of one tokenizer.
+    """Return the table of one tokenizer's tokens.
 
     Raises:
-        SpecError: a decoder that cannot be streamed exactly.
+        SpecError: the tokenizer's decoder cannot be streamed exactly.
     """
     steps = _decoder_steps(tokenizer)
     tokens = dict(_tokens_in_text(tokenizer, skip_special_tokens))
@@ -68,7 +68,7 @@ def load_pieces(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> BytePiece
 
 
 def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, object]]:
-    """The decoder's description in `tokenizer.json`, sequences in sequences laid flat."""
+    """Return the steps of the decoder in `tokenizer.json`, with nested sequences flattened."""
     if tokenizer.decoder is None:
         return []
 
@@ -125,7 +125,7 @@ def _as_piece(text: str, has_byte_tokens: bool) -> Piece:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for the characters from U+0100 on.
+    """Return GPT-2's alphabet: printable Latin-1 stands for itself, every other byte for a character from U+0100 on.
 
     Source: tokenizers, pre_tokenizers/byte_level.rs, bytes_char.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts to token ids, by the `tokenizers` library alone; the way back is `serving.text.detokenization`."""
+"""The token ids of prompts, by the `tokenizers` library alone; `serving.text.detokenization` makes text of ids."""
 
 from collections.abc import Sequence
 
@@ -28,10 +28,11 @@ _UNCERTAIN_WORDS = 64
 
 
 class PromptTokenizer:
-    """Shared by all requests and threads. Long text is tokenized without the GIL.
+    """The tokenizer of one release, shared by all requests and threads; it tokenizes long text without the GIL.
 
     The text of a special token in a prompt ("<|eos|>") becomes that token, as it does upstream: clients that apply a
-    chat template themselves depend on it. Whoever puts a stranger's text into a template must take such text out first.
+    chat template themselves depend on it. A caller that puts a client's text into a template must take such text out
+    first.
     """
 
     def __init__(
@@ -43,7 +44,15 @@ class PromptTokenizer:
         pad_id: int | None = None,
         max_seq_len: int | None = None,
     ) -> None:
-        """Args: `max_seq_len`: of the engine behind it; None: text may be of any length."""
+        """Set the tokenizer and its limits.
+
+        Args:
+            tokenizer: tokenizer of the release.
+            add_special_tokens: whether prompts get the tokenizer's special tokens.
+            end_id: id of the end token; None: not known.
+            pad_id: id of the padding token; None: not known.
+            max_seq_len: tokens that a sequence of the engine may have; None: text may be of any length.
+        """
         self._tokenizer = tokenizer
         self._add_special_tokens = add_special_tokens
         self.end_id = end_id
@@ -55,7 +64,7 @@ class PromptTokenizer:
         """Load the tokenizer of a deployment; `end_id` and `pad_id` stay None where its folder does not define them.
 
         Raises:
-            SpecError: a file is missing, broken or contradicts another one.
+            SpecError: a file is missing, broken or contradicts another file.
         """
         tokenizer = load_tokenizer(spec.dir)
         return cls(
@@ -68,20 +77,20 @@ class PromptTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that the tokenizer knows, added ones included; a model's vocabulary may be padded beyond it."""
+        """Return the number of tokens, added tokens included; a model's vocabulary may be padded beyond it."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, field: str = _FIELD, add_special_tokens: bool | None = None) -> NDArray[np.int32]:
-        """``[num_tokens] int32``; `add_special_tokens` overrides the deployment's choice.
+        """Return the token ids of a text, ``[num_tokens] int32``.
 
         Args:
-            text: the prompt.
-            field: the input that it came in, for messages.
-            add_special_tokens: None: as the deployment says.
+            text: prompt.
+            field: input with the text, for errors.
+            add_special_tokens: whether to add special tokens; None: the deployment's choice.
 
         Raises:
             RequestError: the text is empty, gives no tokens, holds half a surrogate pair, or is more than the engine
-                behind it takes, as far as that is known before all of it is tokenized.
+                takes, as far as that is known before the whole text is tokenized.
         """
         if not text:
             raise RequestError(f"{field} is empty; send at least one character", field=field)
@@ -92,10 +101,10 @@ class PromptTokenizer:
         return np.array(ids, dtype=np.int32)
 
     def encode_bytes(self, raw: bytes, *, field: str = _FIELD) -> NDArray[np.int32]:
-        """The same from UTF-8, as Triton hands a string over.
+        """Return the token ids of a text in UTF-8, the form of Triton's strings, ``[num_tokens] int32``.
 
         Raises:
-            RequestError: as `encode`, or the bytes are not UTF-8.
+            RequestError: `encode` refuses the text, or the bytes are not UTF-8.
         """
         self.check_bytes(len(raw), field)
         try:
@@ -107,25 +116,25 @@ class PromptTokenizer:
         return self.encode(text, field=field)
 
     def encode_piece(self, text: str, *, field: str = _FIELD) -> list[int]:
-        """Return the ids of a part of a prompt, nothing put around them; none for empty text.
+        """Return the ids of a part of a prompt without special tokens around them; empty for empty text.
 
         Raises:
-            RequestError: half a surrogate pair, or more than the engine takes, as `encode`.
+            RequestError: the text holds half a surrogate pair, or is more than the engine takes.
         """
         return self._ids(text, field, add_special_tokens=False)
 
     def encode_words(self, words: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the ids of each word as it stands, without the GIL where they are many; some may have none."""
+        """Return the ids of each word, without the GIL where the words are long; a word may have no ids."""
         if sum(map(len, words)) <= LONG_TEXT_BYTES // 4:
             return [np.array(self._tokenizer.encode(word, add_special_tokens=False).ids, np.int32) for word in words]
         encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def check_bytes(self, num_bytes: int, field: str) -> None:
-        """Refuse text of so many bytes where that is surely more tokens than the engine takes.
+        """Refuse text of `num_bytes` bytes where it surely has more tokens than the engine takes.
 
         Raises:
-            RequestError: it is.
+            RequestError: the text cannot fit.
         """
         if self.limit is not None:
             self.limit.check_bytes(num_bytes, field)
@@ -163,7 +172,7 @@ class PromptTokenizer:
         return list(encoding.ids)
 
     def _check_parts(self, text: str, field: str, limit: TextLimit) -> None:
-        """Refuse a text whose beginning has too many tokens. One that fits is tokenized by a third more for it."""
+        """Refuse a text whose beginning has too many tokens; for it, a text that fits takes a third longer."""
         size = max(LONG_TEXT_BYTES, _FIRST_PART_BYTES * limit.max_seq_len)
         while size < len(text):
             num_tokens = self._num_certain(text[:size])
@@ -174,8 +183,8 @@ class PromptTokenizer:
             size *= _NEXT_PART
 
     def _num_certain(self, part: str) -> int:
-        """So many tokens at least of the beginning of a text are in the text; 0 where it is not split into words."""
-        [encoding] = self._tokenizer.encode_batch([part], add_special_tokens=False)  # the fast one tells no words
+        """Return the fewest tokens that this beginning has in its whole text; 0: the text is not split into words."""
+        [encoding] = self._tokenizer.encode_batch([part], add_special_tokens=False)  # the fast method reports no words
         last_word = encoding.token_to_word(len(encoding) - 1) if len(encoding) else None
         if last_word is None or last_word < _UNCERTAIN_WORDS:
             return 0

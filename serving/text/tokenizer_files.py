@@ -15,12 +15,13 @@ _MAX_CACHED_WORDS = 1_000
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read `tokenizer.json`; nothing else in the folder changes what it does.
+    """Return the tokenizer in `tokenizer.json`; no other file of the folder changes its work.
 
-    Truncation and padding that were saved with it are switched off: they would silently cut prompts or fill them up.
+    Truncation and padding that were saved in the file are switched off: they would silently cut prompts or fill them
+    up.
 
     Raises:
-        SpecError: no such folder or file, or not a tokenizer.
+        SpecError: there is no such folder or file, or the file is no tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -39,10 +40,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def find_token_id(folder: Path, tokenizer: Tokenizer, name: str) -> int | None:
-    """The id of the token that plays a role, `name` being ``eos_token`` or ``pad_token``; None where no file says.
+    """Return the id of the token with the role `name`, ``eos_token`` or ``pad_token``; None: no file has it.
 
     The tokenizer's own configuration comes first (it knows the end of a turn), then the generation's, then the model's.
-    Of several end tokens this is the first.
+    The first of several end tokens counts.
 
     Raises:
         SpecError: a file is not JSON, or names a token that the tokenizer does not have.
@@ -67,7 +68,7 @@ def find_token_id(folder: Path, tokenizer: Tokenizer, name: str) -> int | None:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    """An optional file: no file is an empty one."""
+    """Return the JSON object of an optional file; empty: there is no file."""
     if not path.is_file():
         return {}
     try:
