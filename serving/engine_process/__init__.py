@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine in a process of its own: its messages, its client, its loop, its wrappers."""
+"""The engine in a process of its own: its messages, client, loop and wrappers."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who talks to an engine's process: the adapter that started it, and guests that came in later; each with keys of its
-own.
+"""The connections of an engine's process: the adapter that started it (the owner), and later clients (guests).
+
+Each caller has keys of its own for its requests.
 """
 
 import contextlib
@@ -25,33 +26,33 @@ from serving.engine_process.engine_messages import (
 )
 from serving.engines.seam.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 
-HEARTBEAT_S = 1.0  # the owner hears at least so often from an engine that is well
-STATS_S = 0.05  # and while it works, of what it holds
+HEARTBEAT_S = 1.0  # longest time between two reports to the owner from an engine that is well
+STATS_S = 0.05  # time between two reports of stats while it works
 
 
 @dataclass(eq=False)
 class _Caller:
     channel: Channel
     is_owner: bool
-    engine_keys: dict[int, int] = field(default_factory=dict)  # the engine's, by the caller's own
+    engine_keys: dict[int, int] = field(default_factory=dict)  # the engine's key by the caller's key
     chunks: list[TokenChunk] = field(default_factory=list)  # to be sent
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     caller: _Caller
-    key: int  # the caller's own
-    request_id: str  # the client's; may be empty or used twice
+    key: int  # given by the caller
+    request_id: str  # given by the client; may be empty or used twice
 
 
 class Switchboard:
-    """The channels of an engine's process. Requests go in and chunks come out by the engine's keys.
+    """The channels of an engine's process; requests go in and chunks come out by the engine's keys.
 
-    One thread receives. Others may send at the same time, and `wake` it.
+    One thread receives. Other threads may send at the same time, and `wake` the receiver.
 
     Args:
-        owner: its end is the engine's.
-        guests: a listening socket; a guest's end is the end of its requests.
+        owner: channel of the owner; its end is the end of the engine.
+        guests: listening socket for guests; the end of a guest is the end of its requests.
     """
 
     def __init__(self, owner: Channel, guests: socket.socket | None, info: EngineInfo) -> None:
@@ -60,7 +61,7 @@ class Switchboard:
         self._selector = selectors.DefaultSelector()
         self._waking, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._lock = threading.Lock()  # of all that follows, and of what callers have
+        self._lock = threading.Lock()  # of the fields below, and of those of callers
         self._requests: dict[int, _Request] = {}  # by the engine's key
         self._talkers: set[_Caller] = set()  # with chunks to be sent
         self._last_key = 0
@@ -71,7 +72,7 @@ class Switchboard:
             self._selector.register(guests, selectors.EVENT_READ)
 
     def receive(self, *, timeout_s: float) -> list[GenerationRequest | int]:
-        """What has arrived: requests to run, and keys of requests to stop; waits so long for something.
+        """Wait up to `timeout_s` for messages, and return requests to run and keys of requests to stop.
 
         Raises:
             ChannelClosed: the owner is gone.
@@ -87,17 +88,18 @@ class Switchboard:
         return commands
 
     def wake(self) -> None:
-        """Let `receive` return, of another thread."""
+        """Let `receive` return in the thread that waits there."""
         self._waking.send(b"\0")
 
     def send(self, chunks: list[TokenChunk], stats: EngineStats | None) -> None:
-        """Give everybody the chunks of his requests.
+        """Send every caller the chunks of its requests.
 
-        The owner hears of a step without a chunk of its own too, for the gauges: of one in `STATS_S`, and of the end
-        of all work.
+        For the gauges, the owner gets reports of steps without a chunk of its own, too: one in `STATS_S`, and one at
+        the end of all work.
 
         Args:
-            stats: None: these are ends that are told beside a step.
+            chunks: chunks by the engine's keys.
+            stats: the engine's stats after a step; None: the chunks are ends of requests beside a step.
 
         Raises:
             ChannelClosed: the owner is gone.
@@ -135,7 +137,7 @@ class Switchboard:
         return True
 
     def tell_all(self, broken: Broken) -> None:
-        """Give every caller the engine's last words.
+        """Send every caller the error that ended the engine.
 
         Raises:
             ChannelClosed: the owner is gone.
@@ -148,7 +150,7 @@ class Switchboard:
             self._owner.channel.send(broken)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close the channel to every caller."""
         for registered in list(self._selector.get_map().values()):
             if registered.data is not None:
                 registered.data.channel.close()
@@ -210,7 +212,7 @@ class Switchboard:
         raise AssertionError(f"not a command: {command!r}")
 
     def _forget(self, guest: _Caller) -> list[GenerationRequest | int]:
-        """A guest is gone: stop what it asked for, and nobody is told."""
+        """Remove a guest that is gone, and return the keys of its requests, to stop them without a reply."""
         self._selector.unregister(guest.channel)
         guest.channel.close()
         return list(guest.engine_keys.values())

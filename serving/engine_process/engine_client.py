@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter's end of the engine: passes requests and reports on, and has the engine back when it dies.
+"""The adapter's end of the engine: it passes requests and reports on, and gets a new engine when the engine dies.
 
-Triton can neither end the streams of a dead stub nor start it again, so what may crash runs in a process of its own.
+Triton can neither end the streams of a dead stub nor start it again, so code that may crash runs in a process of its
+own.
 """
 
 import logging
@@ -22,12 +23,12 @@ _READER_ENDS_S = 2.0
 
 
 class EngineClient:
-    """One connection to an engine at a time. `on_steps` and `on_death` are called on one thread, the reader's.
+    """A client with one connection to an engine at a time; the reader's thread calls `on_steps` and `on_death`.
 
     Args:
-        source: where engines come from.
-        on_steps: every report that has arrived, oldest first; a slow receiver gets several at once.
-        on_death: the engine died; every request that was submitted before this call is lost.
+        source: makes connections to engines.
+        on_steps: called with the reports that have arrived, oldest first; a slow receiver gets several at once.
+        on_death: called when the engine has died; every request that was submitted before this call is lost.
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class EngineClient:
         self.info: EngineInfo  # from start() on
 
     def start(self) -> EngineInfo:
-        """Wait until there is an engine.
+        """Wait until the engine is loaded, and return its description.
 
         Raises:
-            ServerError: it could not be loaded; the text is the engine's own.
+            ServerError: the engine could not be loaded; the text is the engine's own.
         """
         self._channel, self.info = self._source.connect()
         self._reader = threading.Thread(target=self._read_forever, name="engine-reader", daemon=True)
@@ -59,7 +60,11 @@ class EngineClient:
         return self.info
 
     def submit(self, request: GenerationRequest, *, request_id: str = "") -> None:
-        """Queue a request. Args: `request_id` is the client's.
+        """Queue a request.
+
+        Args:
+            request: request under a key that is unique here.
+            request_id: the request id that the client gave.
 
         Raises:
             Unavailable: there is no engine right now.
@@ -67,31 +72,31 @@ class EngineClient:
         self._send(Submit(request, request_id))
 
     def cancel(self, key: int) -> None:
-        """Ask for the end of a request; its last chunk says CANCELLED. Nothing happens where there is no engine."""
+        """Ask for the end of a request, which its last chunk reports as CANCELLED; do nothing without an engine."""
         self._send_if_possible(Cancel(key))
 
     def stop_elsewhere(self, request_id: str) -> None:
-        """Ask for the end of what other adapters of the engine run under a client's request id, as `cancel` does."""
+        """Ask for the end of the requests that other adapters of the engine run under a client's request id."""
         self._send_if_possible(Stop(request_id))
 
     def close(self) -> None:
-        """Hang up; an engine that is ours ends by itself, and is killed if it does not."""
+        """Close the connection; an engine that was started here ends by itself, and is killed if it does not."""
         self._is_closing.set()
         self._source.close()
         self._hang_up()
         if self._reader is not None:
             self._reader.join(
                 _READER_ENDS_S
-            )  # not for ever: it may be handing on a report to somebody who waits for us
+            )  # not for ever: it may be handing on a report to a thread that waits for this call
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id, where it is known."""
+        """Return the engine's process id; None: it is not known."""
         return self._source.pid
 
     @property
     def is_up(self) -> bool:
-        """Whether there is an engine to ask; not while a dead one is being started again."""
+        """Return whether there is an engine; False while a dead engine is being started again."""
         return self._channel is not None
 
     def _send_if_possible(self, message: Cancel | Stop) -> None:
@@ -123,7 +128,7 @@ class EngineClient:
                 stepped_s = time.monotonic()
                 continue
             self._take(reports)
-            # What is told beside a step comes from a thread of its own, and the engine may hang all the same.
+            # A report beside a step comes from a thread of its own, and the engine may hang all the same.
             if watchdog_s is None or any(isinstance(report, Step) and report.stats for report in reports):
                 stepped_s = time.monotonic()
             elif time.monotonic() >= stepped_s + watchdog_s:
@@ -133,7 +138,7 @@ class EngineClient:
         self._hang_up()  # on an engine that became ready while close() hung up on the one before
 
     def _lose(self, error: Unavailable, *, ends_itself: bool = True) -> None:
-        self._disconnect()  # before the death is told: what is submitted from now on is refused, not lost
+        self._disconnect()  # before `on_death`: a request submitted from now on is refused, not lost
         if not self._is_closing.is_set():
             _log.error("%s", error.message)
             self._on_death(error)
@@ -142,7 +147,7 @@ class EngineClient:
             self._restart()
 
     def _death(self) -> Unavailable:
-        """The error of those whose requests are lost with the engine."""
+        """Return the error for the requests that are lost with the engine."""
         broken, self._broken = self._broken, None
         if broken is not None and broken.reason == "engine_hung":
             return Unavailable("the engine hung: it had work and got no further; it is restarted", reason="engine_hung")
@@ -176,7 +181,7 @@ class EngineClient:
         self._source.discard(ends_itself=self._disconnect())
 
     def _disconnect(self) -> bool:
-        """Whether there was a connection."""
+        """Close the connection, and return whether there was one."""
         channel = self._channel
         if channel is not None:
             channel.close()  # before the lock is taken: its holder may be waiting for a stuck engine to read

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's process loads: the engine of a release, inside the wrappers that the deployment asks for."""
+"""The loading of a release's engine, inside the wrappers that the deployment asks for."""
 
 import logging
 import os
@@ -29,12 +29,13 @@ _log = logging.getLogger("trireme.engine")
 
 
 def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: bool) -> Engine:
-    """Load it; takes seconds for a real one.
+    """Return the loaded engine of a release; a real engine takes seconds or minutes.
 
     Args:
-        folder: the version folder of `tensorrt_llm` that the release lies in; its last two names are the engine's.
-        run_dir: of the server's processes.
-        is_inner: only what is to be in a process of its own below that of an engine that is loaded on demand.
+        release: release to serve.
+        folder: version folder of `tensorrt_llm` with the release; its last two names are the engine's name.
+        run_dir: folder of the server's processes.
+        is_inner: load only the part for the inner process of an engine that is loaded on demand.
 
     Raises:
         SpecError: the release cannot be served here.
@@ -62,7 +63,7 @@ def _model(release: ReleaseSpec) -> Engine:
     for place in unverified_places(release):
         _log.warning("%s is unverified: no manifest lists its files, so altered bytes would not be noticed", place)
     engine = create_engine(release.engine)
-    if release.is_warmed_up:  # before what counts is around it, for nobody has asked for this
+    if release.is_warmed_up:  # below the wrappers that count: no client asked for this
         warm_up(engine)
     engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
     return AccountedEngine(engine, WallClock(), engine_costs(release))

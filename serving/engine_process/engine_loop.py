@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's own process, started by `serving.engine_process.engine_sources` with a socket to it.
 
-One thread, one loop: take what has arrived, step, send what was made. With admission a second thread takes what arrives
-(`serving.engine_process.ingress`), so that who is refused need not wait for the end of a step. The process ends when
-the adapter that started it hangs up; an engine with processes of its own has a while to end them. One that breaks, or
-has work and gets no further, says so to all its callers first.
+One thread runs one loop: take the messages that have arrived, step, send the chunks. With admission a second thread
+takes messages (`serving.engine_process.ingress`), so a refused request need not wait for the end of a step. The process
+ends when the adapter that started it closes its connection; an engine with processes of its own has some time to end
+them. An engine that breaks, or has work and gets no further, reports the error to all its callers first.
 """
 
 import argparse
@@ -39,7 +39,12 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 def serve_engine(engine: Engine, switchboard: Switchboard, watch: ProgressWatch) -> None:
-    """Run the engine until its owner hangs up (ChannelClosed is raised), or the engine breaks or hangs."""
+    """Run the engine until it breaks or hangs, or its owner is gone.
+
+    Raises:
+        ChannelClosed: the owner is gone.
+        ServerError: the engine hangs.
+    """
     while True:
         commands = switchboard.receive(timeout_s=_patience_s(engine))
         endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
@@ -48,7 +53,7 @@ def serve_engine(engine: Engine, switchboard: Switchboard, watch: ProgressWatch)
 
 
 def serve_admitting(engine: AdmittingEngine, switchboard: Switchboard, watch: ProgressWatch) -> None:
-    """As `serve_engine`; who comes in is met beside the steps."""
+    """Run the engine as `serve_engine` does, with a second thread that admits or refuses requests beside the steps."""
     with Intake(engine, switchboard) as intake:
         while True:
             stopped = [stop(engine, key) for key in intake.keys_to_stop(timeout_s=_patience_s(engine))]
@@ -57,17 +62,17 @@ def serve_admitting(engine: AdmittingEngine, switchboard: Switchboard, watch: Pr
 
 
 def _patience_s(engine: Engine) -> float:
-    """How long something may be waited for: not so long that the owner takes the engine for dead."""
+    """Return the seconds to wait for messages: fewer than those after which the owner takes the engine for dead."""
     return 0.0 if engine.has_work else min(HEARTBEAT_S, engine.max_idle_s)
 
 
 def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None:
-    """Run a request, or stop the one of this key; the last chunk of a request that was refused or stopped."""
+    """Run a request, or stop the request with a key; return the last chunk of a refused or stopped request."""
     return stop(engine, command) if isinstance(command, int) else begin(engine, command)
 
 
 def close_engine(engine: Engine, timeout_s: float) -> None:
-    """Have the engine end what it has started; one that takes longer than `timeout_s` is left to itself."""
+    """Close the engine, and leave it to itself after `timeout_s` seconds."""
     closer = threading.Thread(target=engine.close, name="engine-closer", daemon=True)
     closer.start()
     closer.join(timeout_s)
@@ -105,7 +110,7 @@ def main() -> None:
             error = exc if isinstance(exc, ServingError) else ServerError(f"the engine broke: {exc!r}")
             with contextlib.suppress(ChannelClosed):
                 tell(Broken(str(error), reason=str(error.facts.get("reason", "engine_died"))))
-            if args.close_timeout_s is not None:  # a guard ends what a broken engine would wait for
+            if args.close_timeout_s is not None:  # a guard ends the processes that a broken engine would wait for
                 os._exit(1)
     # Not sys.exit: threads that a library has left behind are not worth waiting for.
     os._exit(0)
@@ -126,8 +131,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fd", type=int, help="inherited socket to the adapter")
     parser.add_argument("--inner", action="store_true", help="only the engine, for the process that loads it on demand")
     parser.add_argument("--guests-fd", type=int, help="inherited socket that listens for other adapters")
-    parser.add_argument("--fetch-fds", type=Path, help="socket of the guard that has both, below a launcher")
-    parser.add_argument("--close-timeout-s", type=float, help="how long the engine may take to free what it holds")
+    parser.add_argument("--fetch-fds", type=Path, help="socket of the guard with both sockets, below a launcher")
+    parser.add_argument("--close-timeout-s", type=float, help="seconds that the engine may take to free its resources")
     parser.add_argument("--log-format", choices=["text", "json"], default="text")
     return parser.parse_args()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapter and the engine's process say to each other, and the pipe they say it through.
+"""The messages between an adapter and the engine's process, and the channel for them.
 
 One message per engine step carries the new tokens of every request. MessagePack in frames of ``<u32 length><bytes>``
 over a Unix socket pair; the end of the stream means that the other side is gone.
@@ -16,42 +16,42 @@ from serving.engines.seam.base import EngineInfo, EngineStats, GenerationRequest
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
-    """Adapter to engine: queue a request. A refusal comes back as its last chunk."""
+    """The message from adapter to engine that queues a request; a refusal comes back as its last chunk."""
 
     request: GenerationRequest
-    request_id: str = ""  # the client's, for `Stop`
+    request_id: str = ""  # given by the client, for `Stop`
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True):
-    """Adapter to engine: stop a request; no chunk of it follows."""
+    """The message from adapter to engine that stops a request; no further token of it follows."""
 
     key: int
 
 
 class Stop(msgspec.Struct, tag="stop", array_like=True):
-    """Adapter to engine: stop the requests of this client's id that other adapters have; their last chunks say so."""
+    """The message from adapter to engine that stops the requests of other adapters under a client's request id."""
 
     request_id: str
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """Engine to adapter, once: the engine is loaded."""
+    """The message from engine to adapter, sent once, that the engine is loaded."""
 
     info: EngineInfo
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):
-    """Engine to adapter: what one step made, and what the engine holds after it."""
+    """The message from engine to adapter with the chunks of a step and the engine's stats after it."""
 
     chunks: list[TokenChunk]
-    stats: EngineStats | None  # None: ends that were told beside a step; no sign that the engine goes on
+    stats: EngineStats | None  # None: ends of requests beside a step; no sign that the engine goes on
 
 
 class Broken(msgspec.Struct, tag="broken", array_like=True):
-    """Engine to adapter, last words: the text of the ServingError that ended it."""
+    """The last message from engine to adapter: the text of the ServingError that ended the engine."""
 
     error: str
-    reason: str = "engine_died"  # that is told to those who have requests there
+    reason: str = "engine_died"  # for the errors of the requests that are lost
 
 
 Command = Submit | Cancel | Stop
@@ -62,14 +62,19 @@ _READ_BYTES = 1 << 18
 
 
 class ChannelClosed(Exception):
-    """The other side is gone."""
+    """The error that the other side of a channel is gone."""
 
 
 class Channel:
-    """One end of the pipe. One thread sends, one thread receives; these may be two."""
+    """An end of a channel; one thread may send while another thread receives."""
 
     def __init__(self, sock: socket.socket, incoming: object) -> None:
-        """Args: `incoming` is the union type of the messages that this end receives."""
+        """Take over a connected socket.
+
+        Args:
+            sock: socket to the other side.
+            incoming: union type of the messages that this end receives.
+        """
         self._sock = sock
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(incoming)
@@ -77,11 +82,15 @@ class Channel:
         self._unread: list[object] = []
 
     def fileno(self) -> int:
-        """Of the socket, to wait for several at once."""
+        """Return the descriptor of the socket, for a selector over several channels."""
         return self._sock.fileno()
 
     def send(self, message: Command | Report) -> None:
-        """Raises: ChannelClosed."""
+        """Send one message.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
         frame = bytearray(_LENGTH.size)
         self._encoder.encode_into(message, frame, _LENGTH.size)
         _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
@@ -91,7 +100,7 @@ class Channel:
             raise ChannelClosed(str(exc)) from exc
 
     def receive(self, *, is_blocking: bool, timeout_s: float | None = None) -> list[object]:
-        """Every whole message that has arrived; if `is_blocking`, waits until there is one, or `timeout_s` passed.
+        """Return every whole message that has arrived; if `is_blocking`, wait up to `timeout_s` for a first message.
 
         Raises:
             ChannelClosed: the other side is gone and nothing is left to read.
@@ -114,11 +123,11 @@ class Channel:
             raise ChannelClosed(str(exc)) from exc
 
     def receive_one(self, *, timeout_s: float | None = None) -> object:
-        """The next message, waiting for it; what came with it is left to `receive`.
+        """Wait for the next message and return it; `receive` returns messages that came with it.
 
         Raises:
             ChannelClosed: the other side is gone.
-            TimeoutError: nothing came for `timeout_s`.
+            TimeoutError: no message came within `timeout_s`.
         """
         messages = self.receive(is_blocking=True, timeout_s=timeout_s)
         if not messages:
@@ -127,7 +136,7 @@ class Channel:
         return first
 
     def _read(self, *, is_blocking: bool) -> bytes:
-        """What has arrived; empty if nothing has and it is not waited for."""
+        """Return the bytes that have arrived; empty if there are none and the call does not block."""
         try:
             # More than the socket can hold: one call takes all.
             data = self._sock.recv(_READ_BYTES, 0 if is_blocking else socket.MSG_DONTWAIT)
@@ -152,7 +161,7 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Hang up; both sides see the end of the stream."""
+        """Close the channel; both sides see the end of the stream."""
         with contextlib.suppress(OSError):
             # close() alone would not reach a thread that waits in receive(), nor, while it waits, the other side.
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an adapter's engine comes from: a process of its own that it starts (the owner), or the owner's, shared.
+"""The sources of an adapter's engine: a process that the adapter starts (as owner), or another owner's process.
 
-One engine serves all models of a release: `tensorrt_llm` owns its process, `ensemble` is a guest of it. The owner
-listens on a socket in the server's folder and hands it to each engine process that it starts, so that guests wait in
-its queue while an engine is being restarted.
+One engine serves all models of a release: `tensorrt_llm` owns its process, `ensemble` is a client of it, a guest. The
+owner listens on a socket in the server's folder and hands it to each engine process that it starts, so guests wait in
+the socket's queue while an engine is being restarted.
 """
 
 import contextlib
@@ -36,38 +36,43 @@ from trireme.base.unix_socket import UnixListener, connect_socket
 
 _log = logging.getLogger("trireme.engine_sources")
 
-# After it was hung up on; it may use 5 s (CLOSE_TIMEOUT_S in engine_process) to end what it has started.
+# Seconds after its connection was closed; the engine may use 5 s (CLOSE_TIMEOUT_S in engine_process) to end what it has
+# started.
 _KILL_AFTER_S = 7.0
-_WHY_S = 0.5  # that those may wait for who are to be told
+_WHY_S = 0.5  # that callers may wait for the cause
 _POLL_S = 0.02
 # How long a guest waits for the owner to exist: Triton loads models in any order, and an owner that loads is there.
 _OWNER_APPEARS_S = 60.0
 
 
 class EngineSource(Protocol):
-    """Makes connections to an engine that is ready, one at a time.
+    """A maker of connections to an engine that is ready, one at a time.
 
     Attributes:
-        watchdog_s: an engine that says nothing for so long is hung, and is ended; None: that is for its owner to see.
+        watchdog_s: seconds of silence after which the engine counts as hung, and is ended; None: its owner watches it.
     """
 
     watchdog_s: float | None
 
     def connect(self) -> tuple[Channel, EngineInfo]:
-        """Wait until an engine is loaded.
+        """Wait until an engine is loaded, and return a channel to it and its description.
 
         Raises:
-            ServerError: it could not be loaded; the text is the engine's own.
+            ServerError: the engine could not be loaded; the text is the engine's own.
         """
 
     def discard(self, *, ends_itself: bool) -> None:
-        """The connection is closed; end what is behind it. `ends_itself`: it served, and will see the hang-up."""
+        """End the process behind a connection that is closed.
+
+        Args:
+            ends_itself: the engine served, and will see the end of the connection.
+        """
 
     def why_ended(self) -> str:
-        """Return what is known of the end of an engine that served; empty: no more than that it ended."""
+        """Return the known cause of the end of an engine that served; empty: no cause is known."""
 
     def close(self) -> None:
-        """No connection is made from now on."""
+        """Make no connection from now on."""
 
     @property
     def pid(self) -> int | None:
@@ -75,15 +80,16 @@ class EngineSource(Protocol):
 
 
 class OwnedEngine(EngineSource):
-    """An engine process that is started here, and ended.
+    """An engine process that this adapter starts and ends.
 
     Args:
-        release_dir: the version folder whose release.json names the engine.
-        listener: where guests of the engine come in.
-        watchdog_s: must be longer than the engine's longest step, and than a heartbeat of its process.
-        is_inner: the engine's process itself starts it, for an engine that is loaded on demand.
-        load_timeout_s: the engine is ended if it has not loaded by then; None: it may take for ever.
-        plan: says how its process starts, each time anew; None: as it is.
+        release_dir: version folder with the release.json that names the engine.
+        listener: socket for guests of the engine.
+        watchdog_s: seconds of silence after which the engine is ended; longer than the engine's longest step, and than
+            a heartbeat of its process.
+        is_inner: this source runs in the process of an engine that is loaded on demand.
+        load_timeout_s: seconds after which an engine that has not loaded is ended; None: it may take for ever.
+        plan: returns how the process is started, called at each start.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class OwnedEngine(EngineSource):
         self._plan = plan
         self._close_timeout_s = 0.0
         self._memory = GpuMemory()
-        self._held: str | None = None  # what an ended engine's GPUs have not got back
+        self._held: str | None = None  # memory that an ended engine's GPUs have not got back
         self._pids: list[int] = []
         self._lock = threading.Lock()  # no process is started behind close()
         self._is_closing = False
@@ -120,7 +126,7 @@ class OwnedEngine(EngineSource):
         *,
         is_inner: bool = False,
     ) -> "OwnedEngine":
-        """Return the source of a release's engine, as its deployment wants it started and watched over."""
+        """Return the source of a release's engine, with the start and the watch that its deployment asks for."""
         is_outer = release.on_demand is not None and not is_inner  # it waits for its turn before it loads anything
         source = cls(
             release_dir,
@@ -134,7 +140,7 @@ class OwnedEngine(EngineSource):
         return source
 
     def connect(self) -> tuple[Channel, EngineInfo]:
-        """Start a process and wait until it has loaded the engine."""
+        """Start a process, wait until it has loaded the engine, and return a channel to it and its description."""
         if self._held is not None and (held := self._memory.wait_until_free(self._pids)) is not None:
             raise Unavailable(f"the engine is not started again: {held}", reason="gpu_memory_held")
         self._held = None
@@ -151,7 +157,7 @@ class OwnedEngine(EngineSource):
         return channel, info
 
     def discard(self, *, ends_itself: bool) -> None:
-        """Wait for the end of a process that was hung up on, and kill it if it does not come; then for its memory."""
+        """Wait for the end of the process, kill it if it does not end, and wait until its memory is free."""
         process = self._process
         if process is None:
             return
@@ -163,11 +169,11 @@ class OwnedEngine(EngineSource):
             _log.error("%s", self._held)
 
     def why_ended(self) -> str:
-        """Return what is known of the end of the process."""
+        """Return the known cause of the end of the process."""
         return self._process.why_ended(_WHY_S) if self._process is not None else ""
 
     def close(self) -> None:
-        """Start no process any more."""
+        """Start no process from now on."""
         with self._lock:
             self._is_closing = True
         self._in_use.close()
@@ -176,7 +182,7 @@ class OwnedEngine(EngineSource):
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id, or that of its guard."""
+        """Return the process id of the engine or of its guard; None: there is no process."""
         return self._process.pid if self._process else None
 
     def _start(self, socket_number: int) -> EngineProcess:
@@ -210,7 +216,7 @@ class OwnedEngine(EngineSource):
 
 
 class SharedEngine(EngineSource):
-    """A guest's way to the engine that another model of the same release owns."""
+    """A guest's source: the engine that another model of the release owns."""
 
     def __init__(self, name: str) -> None:
         """Args: `name` of the engine, by `named_engine`."""
@@ -220,7 +226,7 @@ class SharedEngine(EngineSource):
         self._waiting: Channel | None = None
 
     def connect(self) -> tuple[Channel, EngineInfo]:
-        """Wait for the owner, then for its engine."""
+        """Wait for the owner, then for its engine, and return a channel to it and its description."""
         channel = self._waiting = Channel(self._call(), Report)
         if self._is_closing.is_set():  # perhaps before it could see this channel
             channel.close()
@@ -237,14 +243,14 @@ class SharedEngine(EngineSource):
             self._waiting = None
 
     def discard(self, *, ends_itself: bool) -> None:
-        """Nothing is behind the connection that is ours."""
+        """Do nothing: the owner ends the process."""
 
     def why_ended(self) -> str:
-        """The owner knows."""
+        """Return nothing: the owner knows the cause."""
         return ""
 
     def close(self) -> None:
-        """Call nobody any more, and wait for nobody."""
+        """Make no connection from now on, and stop waiting for one."""
         self._is_closing.set()
         waiting = self._waiting
         if waiting is not None:
@@ -252,7 +258,7 @@ class SharedEngine(EngineSource):
 
     @property
     def pid(self) -> None:
-        """Known to the owner."""
+        """Return None: only the owner knows the process id."""
 
     def _call(self) -> socket.socket:
         path = _address(self._name)
@@ -263,7 +269,7 @@ class SharedEngine(EngineSource):
                 connect_socket(sock, path)
             except OSError as exc:
                 sock.close()
-                is_gone = isinstance(exc, ConnectionRefusedError)  # and nobody answers to its name any more
+                is_gone = isinstance(exc, ConnectionRefusedError)  # and no engine listens under its name any more
                 if is_gone or time.monotonic() > deadline_s:
                     raise ServerError(f"no model tensorrt_llm has the engine {self._name}: {exc}") from exc
             else:
@@ -273,41 +279,41 @@ class SharedEngine(EngineSource):
 
 
 class EngineListener:
-    """The owner's door for guests; open as long as the owner is there, whatever becomes of its engine."""
+    """The owner's listening socket for guests; it stays open while engines come and go."""
 
     def __init__(self, name: str) -> None:
         """Args: `name` of the engine, by `named_engine`."""
-        # In place of an older one's: Triton may load a version anew before it unloads the old instance.
+        # In place of an older socket: Triton may load a version anew before it unloads the old instance.
         self._listener = UnixListener(_address(name))
 
     def fileno(self) -> int:
-        """Of the listening socket."""
+        """Return the descriptor of the listening socket."""
         return self._listener.socket.fileno()
 
     def close(self) -> None:
-        """Guests that wait are told that there is no engine."""
+        """Close the socket; waiting guests learn that there is no engine."""
         self._listener.remove()
         self._listener.socket.close()
 
 
 def _start_of_outer(release: ReleaseSpec) -> EngineStart:
-    """Return how the process starts that loads a release's engine on demand, and has time to end it."""
+    """Return the start of the process that loads a release's engine on demand, with time to end the inner process."""
     inner_s = start_of_release(release).close_timeout_s
     return EngineStart(close_timeout_s=None if inner_s is None else inner_s + GUARD_S)
 
 
 def named_engine(prefix: str, version: str) -> str:
-    """What an engine is called among those of its server.
+    """Return the name of an engine in its server.
 
     Args:
-        prefix: before the names of its Triton models.
-        version: of the models, which is the release.
+        prefix: prefix of the names of the engine's Triton models.
+        version: version of the models, which is the release.
     """
     return f"{prefix}{version}"
 
 
 def has_engine(name: str) -> bool:
-    """Whether the models of this engine are loaded, or being loaded."""
+    """Return whether the models of this engine are loaded, or being loaded."""
     return _address(name).exists()
 
 
@@ -316,7 +322,7 @@ def _address(name: str) -> Path:
 
 
 def _python() -> str:
-    """The interpreter of this environment; inside Triton's stub `sys.executable` is not one."""
+    """Return the interpreter of this environment; inside Triton's stub `sys.executable` is no interpreter."""
     beside = Path(sys.prefix) / "bin" / "python3"
     found = str(beside) if beside.exists() else shutil.which("python3")
     assert found, "no python3 beside the library that runs this"

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait for an engine that loads: until it is ready, has said why not, has ended, or has taken too long."""
+"""The wait for an engine that loads, until it is ready, reports an error, ends, or takes too long."""
 
 from serving.engine_guard.guarded_process import EngineProcess
 from serving.engine_process.engine_messages import Broken, Channel, ChannelClosed, Ready
 from serving.engines.seam.base import EngineInfo
 from trireme.base.errors import ServerError
 
-_ENDS_S = 20.0  # for what is known to end to be gone
+_ENDS_S = 20.0  # for a process that is about to end
 
 
 def wait_until_loaded(process: EngineProcess, channel: Channel, timeout_s: float | None) -> EngineInfo:
-    """Return what the engine is, once it is loaded.
+    """Wait until the engine is loaded, and return its description.
 
     Args:
-        process: is ended if it does not load.
-        channel: to the engine.
-        timeout_s: how long it may take; None: for ever.
+        process: process of the engine; it is ended if the engine does not load.
+        channel: channel to the engine.
+        timeout_s: seconds that loading may take; None: any time.
 
     Raises:
-        ServerError: it was not loaded; the text has its own words, and what it and its ranks logged last.
+        ServerError: the engine was not loaded; the text has its error, and the last lines that it and its ranks logged.
     """
     try:
         return read_info(channel, timeout_s)
@@ -42,14 +42,14 @@ def wait_until_loaded(process: EngineProcess, channel: Channel, timeout_s: float
 
 
 def read_info(channel: Channel, timeout_s: float | None = None) -> EngineInfo:
-    """Return what the engine says of itself when it is ready.
+    """Wait for the engine's first message, and return its description.
 
     Raises:
-        ServerError: it could not be loaded.
-        ChannelClosed: it has ended.
-        TimeoutError: it has said nothing for `timeout_s`.
+        ServerError: the engine could not be loaded.
+        ChannelClosed: the engine has ended.
+        TimeoutError: no message came within `timeout_s`.
     """
-    report = channel.receive_one(timeout_s=timeout_s)  # with Ready may come what the first step said
+    report = channel.receive_one(timeout_s=timeout_s)  # with Ready may come the report of the first step
     if isinstance(report, Broken):
         raise ServerError(f"the engine could not be loaded: {report.error}")
     assert isinstance(report, Ready), report

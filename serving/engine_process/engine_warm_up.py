@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few tokens that an engine makes before it is called ready, so that its first request need not pay for what is done
-once: kernels are compiled, threads started, memory touched.
+"""The warm-up of an engine: a few tokens made before the engine is called ready.
 
-They are made below all wrappers that count, so they are in no metric, and no admission or stop string sees them.
+A first request need not pay then for work that is done once: kernels are compiled, threads started, memory touched. The
+tokens are made below all wrappers that count, so they are in no metric, and no admission or stop string sees them.
 """
 
 import itertools
@@ -22,13 +22,13 @@ _keys = itertools.count(FIRST_WARM_UP_KEY)
 
 
 def warm_up(engine: Engine) -> None:
-    """Generate with an engine as far as its limits leave room; one that refuses to stays cold, and says so.
+    """Generate a few tokens with an engine, within its limits; an engine that refuses stays cold, and the log has it.
 
     Args:
-        engine: has no other work.
+        engine: engine without other work.
 
     Raises:
-        ServerError: it cannot generate.
+        ServerError: the engine cannot generate.
     """
     begun_s = time.monotonic()
     request = _request(engine)
@@ -52,13 +52,13 @@ def warm_up(engine: Engine) -> None:
 
 
 def _finish(engine: Engine) -> None:
-    """Let it end what it has begun, so that nothing of the warm-up is left when somebody looks."""
+    """Step the engine until it has no work, so that nothing of the warm-up is left in its stats."""
     while engine.has_work:
         engine.step()
 
 
 def _request(engine: Engine) -> GenerationRequest | None:
-    """Return what to ask for; None: there is no room for a prompt and a token."""
+    """Return the request to warm up with; None: there is no room for a prompt and a token."""
     room = _room(engine.info)
     num_prompt_tokens = min(_MOST_PROMPT_TOKENS, room // 2)
     if not num_prompt_tokens:
@@ -70,15 +70,15 @@ def _request(engine: Engine) -> GenerationRequest | None:
 
 
 def _room(info: EngineInfo) -> int:
-    """Return how many tokens a sequence may have."""
+    """Return the number of tokens that a sequence may have."""
     longest = info.max_seq_len if info.max_prompt_tokens is None else 2 * info.max_prompt_tokens
     return min(info.max_seq_len, info.num_kv_blocks * info.kv_block_tokens, longest)
 
 
 def _prompt(info: EngineInfo, num_tokens: int, key: int) -> list[int]:
-    """Return ids from the middle of the vocabulary, others for each key.
+    """Return ids from the middle of the vocabulary, different ids for each key.
 
-    What is cached of such a prompt is of no use to anybody: prompts begin with a special token, or with a word.
+    No request finds such a prompt in the cache: prompts begin with a special token, or with a word.
     """
     first = info.vocab_size // 2 + key % 1024 * num_tokens
     return [(first + index) % info.vocab_size for index in range(num_tokens)]

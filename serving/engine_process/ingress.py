@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door beside the engine: a thread that takes what callers send, and answers at once what needs no step.
+"""The ingress beside the engine: a thread that takes callers' messages, and answers at once those that need no step.
 
-An engine belongs to the thread that steps it. Here requests join the waiting line or are refused, those whose time has
-passed are told so, and those that do not want to wait any more leave; only what runs is the other thread's to stop.
+An engine belongs to the thread that steps it. Here requests join the queue or are refused, requests with a passed
+deadline get their error, and cancelled requests leave the queue; only the stepping thread stops running requests.
 """
 
 import threading
@@ -17,7 +17,7 @@ _ENDS_S = 5.0
 
 
 def begin(engine: Engine, request: GenerationRequest) -> TokenChunk | None:
-    """Give a request to the engine; its last chunk if it is refused."""
+    """Add a request to the engine, and return its last chunk if the engine refuses it."""
     try:
         engine.add(request)
     except (RequestError, Unavailable) as exc:
@@ -26,19 +26,19 @@ def begin(engine: Engine, request: GenerationRequest) -> TokenChunk | None:
 
 
 def stop(engine: Engine, key: int) -> TokenChunk:
-    """Stop a request; its last chunk."""
+    """Stop a request, and return its last chunk."""
     perf = engine.perf_of(key)
     engine.cancel(key)
     return TokenChunk(key, [], FinishReason.CANCELLED, perf=perf)
 
 
 class Intake:
-    """A context: the thread runs in it."""
+    """The ingress thread as a context manager: the thread runs inside the context."""
 
     def __init__(self, engine: AdmittingEngine, switchboard: Switchboard) -> None:
         self._engine = engine
         self._switchboard = switchboard
-        self._news = threading.Condition()  # of the three that follow
+        self._news = threading.Condition()  # of the three fields below
         self._has_news = False
         self._to_stop: list[int] = []
         self._failure: BaseException | None = None
@@ -54,10 +54,10 @@ class Intake:
     ) -> None:
         self._is_over = True
         self._switchboard.wake()
-        self._thread.join(_ENDS_S)  # not for ever: it may be telling somebody who does not read
+        self._thread.join(_ENDS_S)  # not for ever: it may be sending to a caller that does not read
 
     def keys_to_stop(self, *, timeout_s: float) -> list[int]:
-        """For the thread that steps: the requests that it is to stop. Waits so long for anything at all to arrive.
+        """Wait up to `timeout_s` for news, and return the keys of requests that the stepping thread is to stop.
 
         Raises:
             ChannelClosed: the owner is gone.
@@ -75,7 +75,7 @@ class Intake:
         try:
             while not self._is_over:
                 self._meet(self._switchboard.receive(timeout_s=min(HEARTBEAT_S, self._engine.next_late_in_s())))
-        except BaseException as exc:  # without this thread nobody is heard any more: the other one ends with it
+        except BaseException as exc:  # without this thread no message is read, so the stepping thread ends, too
             self._tell_stepper([], exc)
 
     def _meet(self, commands: list[GenerationRequest | int]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine in a process of its own below the engine's process: its memory is free for certain when it ends."""
+"""The inner engine, in a process of its own below the engine's process: its memory is free for certain at its end."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ _log = logging.getLogger("trireme.on_demand")
 
 
 class Loading:
-    """A process that is being started, on a thread of its own: to load a model takes seconds or minutes."""
+    """The start of an inner process on a thread of its own: to load a model takes seconds or minutes."""
 
     def __init__(self, source: EngineSource) -> None:
         self._source = source
@@ -28,19 +28,23 @@ class Loading:
             channel, info = self._source.connect()
         except ServingError as exc:
             self._error = exc
-        except Exception as exc:  # whatever it is, those that wait for the engine are to be told
+        except Exception as exc:  # requests that wait for the engine need the error
             _log.exception("the engine could not be loaded")
             self._error = Unavailable(f"the engine could not be loaded: {exc!r}", reason="engine_not_loaded")
         else:
             self._result = InnerEngine(self._source, channel, info)
 
     def is_done(self, *, timeout_s: float) -> bool:
-        """Whether `result` returns at once; waits so long for it."""
+        """Wait up to `timeout_s`, and return whether `result` returns at once."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def result(self) -> "InnerEngine":
-        """Raises: ServingError: it could not be loaded."""
+        """Wait for the loaded engine and return it.
+
+        Raises:
+            ServingError: the engine could not be loaded.
+        """
         self._thread.join()
         if self._error is not None:
             self._source.discard(ends_itself=False)
@@ -49,7 +53,7 @@ class Loading:
         return self._result
 
     def close(self) -> None:
-        """Give up, and end what there is of a process."""
+        """Stop loading, and end the process."""
         self._source.close()
         self._source.discard(ends_itself=False)
         self._thread.join()
@@ -58,7 +62,7 @@ class Loading:
 
 
 class Ending:
-    """A process that is being ended, on a thread of its own: to free the memory of many GPUs takes tens of seconds."""
+    """The end of an inner process on a thread of its own: to free the memory of many GPUs takes tens of seconds."""
 
     def __init__(self, engine: "InnerEngine", *, ends_itself: bool) -> None:
         self._thread = threading.Thread(
@@ -67,13 +71,13 @@ class Ending:
         self._thread.start()
 
     def is_done(self, *, timeout_s: float | None) -> bool:
-        """Return whether the memory is free; waits so long for it, None: to the end."""
+        """Wait up to `timeout_s` (None: any time), and return whether the memory is free."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
 
 def no_stats(info: EngineInfo) -> EngineStats:
-    """Of an engine that holds nothing."""
+    """Return the stats of an engine that is not in memory."""
     return EngineStats(
         num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=info.num_kv_blocks, num_steps=0
     )
@@ -92,28 +96,32 @@ class InnerEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests of ours run there, or blocks of cancelled ones are not free yet."""
+        """Return whether the engine has requests, or blocks of cancelled requests that are not free yet."""
         return bool(self._running) or self.stats.num_running + self.stats.num_waiting > 0
 
     def submit(self, request: GenerationRequest) -> None:
-        """Raises: ChannelClosed: it died."""
+        """Queue a request.
+
+        Raises:
+            ChannelClosed: the engine has died.
+        """
         self._channel.send(Submit(request))
         self._running.add(request.key)
 
     def cancel(self, key: int) -> None:
-        """No chunk of the request follows. Unknown keys are ignored."""
+        """Stop a request, of which no chunk follows; ignore an unknown key."""
         if key in self._running:
             self._running.discard(key)
             try:
                 self._channel.send(Cancel(key))
             except ChannelClosed:
-                _log.info("the engine was gone before a request was cancelled")  # `chunks` tells of it
+                _log.info("the engine was gone before a request was cancelled")  # `chunks` reports it
 
     def chunks(self, *, timeout_s: float) -> list[TokenChunk]:
-        """What it has made; waits so long for something.
+        """Wait up to `timeout_s` for chunks, and return them.
 
         Raises:
-            ChannelClosed: it died.
+            ChannelClosed: the engine has died.
         """
         return [chunk for message in self._receive(timeout_s) for chunk in self._ours(message)]
 
@@ -136,10 +144,10 @@ class InnerEngine:
                 yield chunk
 
     def lost(self) -> list[int]:
-        """Keys of the requests that have had no last chunk."""
+        """Return the keys of the requests that have had no last chunk."""
         return sorted(self._running)
 
     def close(self, *, ends_itself: bool = True) -> None:
-        """End its process, and return when it has ended: its memory is free then."""
+        """End the process, and return when it has ended and its memory is free."""
         self._channel.close()
         self._source.discard(ends_itself=ends_itself)

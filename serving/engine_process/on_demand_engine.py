@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that is in memory when somebody asks for it, by turns with the others of its pool.
+"""An engine that is in memory when requests ask for it, by turns with the other engines of its pool.
 
-Once loaded it stays `min_resident_s`. After that it gives way, if another one is wanted that does not fit beside it, as
-soon as it has nothing to do; and if it always has something, after `max_slice_s`: then new requests wait until it is
-back, and those that run come to their end first. So a pool's engines change at most once in `min_resident_s`, and none
-waits for ever.
+A loaded engine stays for `min_resident_s`. After that it gives way to a wanted engine that does not fit beside it, as
+soon as it is idle, or after `max_slice_s` if it is always busy: new requests wait then until it is back, and running
+requests come to their end first. So a pool's engines change at most once in `min_resident_s`, and no engine waits for
+ever.
 """
 
 import logging
@@ -26,8 +26,8 @@ from trireme.base.errors import ServingError, Unavailable
 
 _log = logging.getLogger("trireme.on_demand")
 
-_ASK_S = 0.02  # between two questions of one that waits for room, or for its engine
-_LOOK_S = 0.2  # between two looks of a loaded one at who waits for room
+_ASK_S = 0.02  # between two questions for room in the pool, or for the loading engine
+_LOOK_S = 0.2  # between two looks of a loaded engine for engines that wait for room
 _RETRY_S = 5.0  # after an engine could not be loaded
 
 
@@ -37,15 +37,17 @@ class _Waiting(NamedTuple):
 
 
 class OnDemandEngine(Engine):
-    """Behind the seam; requests wait here while the engine is not in memory.
+    """An engine on demand behind the seam; requests wait here while the inner engine is not in memory.
 
-    Loaded once by the constructor, for it has to be known what it is, and that it can be loaded at all; it leaves again
-    as soon as another one of the pool wants to come.
+    The constructor loads the engine once, to learn its description and that it can be loaded at all; the engine leaves
+    as soon as another engine of the pool is wanted.
 
     Args:
-        source: makes a new one of each connection's engine; called again for each time that it is loaded.
-        residency: its part in the pool.
-        watchdog_s: an engine that is silent for so long is dead.
+        source: makes a source of the inner engine; called for each load.
+        residency: the engine's part in the pool.
+        spec: times of residency and waiting.
+        clock: clock for these times.
+        watchdog_s: seconds of silence after which the engine counts as dead.
     """
 
     def __init__(
@@ -57,7 +59,11 @@ class OnDemandEngine(Engine):
         *,
         watchdog_s: float,
     ) -> None:
-        """Raises: ServingError: it cannot be loaded."""
+        """Load the engine.
+
+        Raises:
+            ServingError: the engine cannot be loaded.
+        """
         self._source = source
         self._residency = residency
         self._spec = spec
@@ -86,20 +92,20 @@ class OnDemandEngine(Engine):
         self._was_asked = False
 
     def add(self, request: GenerationRequest) -> None:
-        """Let a request wait for the engine, or give it to it at once."""
+        """Queue a request until the engine is in memory, or hand it to the engine at once."""
         refuse_unservable(request, self.info)
         self._residency.note_use()
         self._was_asked = True
         self._waiting.append(_Waiting(request, self._clock.now_s() + self._spec.max_wait_s))
 
     def cancel(self, key: int) -> None:
-        """Stop a request, wherever it is."""
+        """Stop a request that waits or runs."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.request.key != key)
         if self._engine is not None:
             self._engine.cancel(key)
 
     def step(self) -> list[TokenChunk]:
-        """Hand on what the engine has made; or do what has to be done that it comes, or goes."""
+        """Return the engine's new chunks, or take the next step of its loading or ending."""
         now_s = self._clock.now_s()
         self._refuse_late(now_s)
         if self._ending is not None:
@@ -117,18 +123,18 @@ class OnDemandEngine(Engine):
 
     @property
     def has_work(self) -> bool:
-        """Whether somebody waits or is served."""
+        """Return whether requests wait or run, or the engine is being loaded or ended."""
         is_busy = self._engine is not None and self._engine.is_busy
         is_changing = self._loading is not None or self._ending is not None
         return bool(self._waiting) or is_busy or is_changing or bool(self._chunks)
 
     @property
     def max_idle_s(self) -> float:
-        """While it is in memory it looks at who wants to come."""
+        """Return the longest seconds between two steps without work; a loaded engine watches for others in its pool."""
         return _LOOK_S if self._engine is not None else super().max_idle_s
 
     def stats(self) -> EngineStats:
-        """The engine's, with those that wait for it."""
+        """Return the engine's stats, with the requests that wait for it."""
         stats = no_stats(self.info) if self._engine is None else self._engine.stats
         residency = ResidencyStats(
             is_resident=self._engine is not None, num_loads=self._num_loads, last_load_s=self._load_s
@@ -137,7 +143,7 @@ class OnDemandEngine(Engine):
         return msgspec.structs.replace(stats, num_waiting=num_waiting, residency=residency)
 
     def close(self) -> None:
-        """End the engine's process, wherever it is."""
+        """End the engine's process, also one that is being loaded or ended."""
         if self._loading is not None:
             self._loading.close()
         if self._ending is not None:
@@ -170,7 +176,11 @@ class OnDemandEngine(Engine):
             self._end_waiting(Unavailable(f"the engine could not be loaded: {exc.message}", reason="engine_not_loaded"))
 
     def _take_loaded(self) -> None:
-        """Raises: ServingError: it could not be loaded; its part of the pool is free again."""
+        """Take over the loaded engine.
+
+        Raises:
+            ServingError: the engine could not be loaded; its part of the pool is free again.
+        """
         assert self._loading is not None
         loading, self._loading = self._loading, None
         try:
@@ -206,7 +216,7 @@ class OnDemandEngine(Engine):
         self._chunks += chunks
 
     def _is_over(self, engine: InnerEngine, now_s: float) -> bool:
-        """Whether its time has passed, because another one wants to come."""
+        """Return whether the engine's time has passed and another engine is wanted."""
         is_idle = not engine.is_busy and not self._waiting
         stay_s = self._spec.min_resident_s if is_idle else self._spec.max_slice_s
         if self._was_asked and now_s - self._since_s < stay_s:
@@ -232,7 +242,7 @@ class OnDemandEngine(Engine):
             self._residency.leave()
 
     def _lose(self, engine: InnerEngine, how: str, *, reason: str, ends_itself: bool = True) -> None:
-        """Those that it served are told; it is loaded again for whoever waits."""
+        """Fail the running requests of an engine that died or hung; it is loaded again for waiting requests."""
         _log.error("the engine %s", how)
         error = Unavailable(f"the engine {how}; it is loaded again when it is asked for", reason=reason)
         self._chunks += [TokenChunk(key, [], error=str(error)) for key in engine.lost()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch over an engine that batches by itself: work that gets no further for too long is a hang."""
+"""The watch over an engine that batches by itself: work that gets no further for too long is a hang."""
 
 from serving.engines.seam.base import Engine
 from serving.engines.seam.clock import Clock
@@ -7,14 +7,14 @@ from trireme.base.errors import ServerError
 
 
 class ProgressWatch:
-    """Looks at `Engine.progress` after each step.
+    """The watch that looks at `Engine.progress` after each step.
 
-    An engine whose `step` is the work itself needs none: while it hangs its process says nothing, which is for the
-    process that started it to see.
+    An engine whose `step` is the work itself needs no watch: while it hangs its process is silent, which the process
+    that started it notices.
 
     Args:
-        clock: which time goes by.
-        watchdog_s: so long may work stand still.
+        clock: clock for the watch.
+        watchdog_s: seconds that work may stand still.
     """
 
     def __init__(self, clock: Clock, *, watchdog_s: float) -> None:
@@ -24,10 +24,10 @@ class ProgressWatch:
         self._since_s = clock.now_s()
 
     def look(self, engine: Engine) -> None:
-        """Look once.
+        """Check the engine's progress since the last look.
 
         Raises:
-            ServerError: there is work, and nothing has come of it for `watchdog_s`.
+            ServerError: the engine has work, and made no progress for `watchdog_s`.
         """
         progress, now_s = engine.progress, self._clock.now_s()
         if progress is None or progress != self._progress:

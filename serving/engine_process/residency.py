@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines of a pool are in memory: each holds its part of the pool in the server's ledger while it is loaded, and
-the one that was used least recently gives way to one that is wanted.
+"""The residency of a pool's engines: the engine that was used least recently gives way to an engine that is wanted.
+
+A loaded engine holds its part of the pool in the server's ledger.
 """
 
 from pathlib import Path
@@ -11,15 +12,20 @@ from serving.shared_budget.shared_ledger import SharedLedger
 
 
 class Residency:
-    """One engine's part in its pool; for one thread.
+    """The part of one engine in its pool; for one thread.
 
     Args:
-        ledger_file: the server's.
-        member: the engine's name, for people and in file names.
+        ledger_file: ledger of the server.
+        spec: pool of the engine, with the sizes of both.
+        member: name of the engine, for people and in file names.
     """
 
     def __init__(self, ledger_file: Path, spec: OnDemandSpec, *, member: str) -> None:
-        """Raises: SpecError: another engine of the pool says that it has another size."""
+        """Join the pool.
+
+        Raises:
+            SpecError: another engine of the pool gives the pool another size.
+        """
         self._pool = f"pool_{spec.pool}"
         self._amount = {self._pool: spec.memory_mib}
         self._ledger = SharedLedger(ledger_file, member=member, weight=1.0, counts={self._pool: spec.pool_mib})
@@ -28,28 +34,28 @@ class Residency:
         self.is_in = False
 
     def try_enter(self) -> bool:
-        """Take the engine's part of the pool; False: it is not free, or another one's turn. Ask again soon."""
+        """Take the engine's part of the pool; False: it is not free, or another engine's turn, so ask again soon."""
         self.is_in = self._ledger.try_acquire(self._amount)
         return self.is_in
 
     def leave(self) -> None:
-        """The engine is not in memory any more."""
+        """Give the engine's part of the pool back: the engine is not in memory any more."""
         self.is_in = False
         self._ledger.release(self._amount)
 
     def want_nothing(self) -> None:
-        """Nobody asks for the engine any more."""
+        """Withdraw the claim on memory: no request waits for the engine any more."""
         self._ledger.withdraw()
 
     def note_use(self) -> None:
-        """Somebody has asked for the engine."""
+        """Note that a request has asked for the engine."""
         self._used.note(self._member)
 
     def is_in_the_way(self, *, is_idle: bool) -> bool:
-        """Whether this engine should give way: another one is wanted that does not fit beside those that are in.
+        """Return whether this engine should give way to a wanted engine that does not fit beside the loaded engines.
 
-        Of several idle engines only those have to go, least recently used first, that make enough room. One that is at
-        work asks last, when its slice of time is over: those that are idle have gone by then.
+        Idle engines go first, least recently used first, and no more of them than make enough room. A busy engine asks
+        last, when its slice of time is over: idle engines have gone by then.
         """
         members = [member for member in self._ledger.members() if self._pool in (*member.held, *member.wanted)]
         wanted = [member.wanted[self._pool] for member in members if member.wanted.get(self._pool)]
@@ -62,7 +68,7 @@ class Residency:
         return not is_idle or self._is_among_the_first(members, missing)
 
     def _is_among_the_first(self, members: list[MemberState], missing: int) -> bool:
-        """Of those that are in, by their last use, so many that their parts make up what is missing."""
+        """Return whether this engine is one of the least recently used engines that together free `missing` MiB."""
         holders = sorted((member for member in members if member.held.get(self._pool)), key=self._last_use)
         for member in holders:
             if member.name == self._member:
@@ -76,12 +82,12 @@ class Residency:
         return self._used.of(member.name)
 
     def close(self) -> None:
-        """Be no member any more."""
+        """Leave the pool."""
         self._ledger.close()
 
 
 class _UseTimes:
-    """When engines were asked for last, by the times of empty files."""
+    """The times of the last request for each engine, kept as the times of empty files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,7 +97,7 @@ class _UseTimes:
         path.touch(mode=0o600)
 
     def of(self, member: str) -> float:
-        """Seconds of the system's clock; 0: never."""
+        """Return the time of the engine's last use in seconds of the system's clock; 0: never."""
         try:
             return self._path(member).stat().st_mtime
         except FileNotFoundError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stop strings for any engine: a wrapper that ends a generation with the token that completes one of its stop strings.
+"""The stop strings of any engine: a wrapper that ends a generation with the token that completes a stop string.
 
 Engines match token ids, and a stop string can be tokenized in many ways. So the text is followed here, in the engine's
-process, where a match stops the very next step. `postprocessing` follows the same text and cuts it at the same place.
+process, where a match stops the very next step. `postprocessing` follows an equal text and cuts it at an equal place.
 """
 
 from serving.engines.seam.base import Beam, Engine, FinishReason, GenerationRequest, TokenChunk
@@ -12,7 +12,7 @@ from serving.text.detokenization import StopStringWatch, TextDecoder
 
 
 class StoppingEngine(WrappedEngine):
-    """Passes everything through; costs nothing for requests without stop strings."""
+    """An engine with stop strings; it passes every call through, at no cost for requests without stop strings."""
 
     def __init__(self, engine: Engine, decoder: TextDecoder) -> None:
         super().__init__(engine)
@@ -28,12 +28,12 @@ class StoppingEngine(WrappedEngine):
                 watch.tokens_until_stop(request.input_ids[-request.num_output_ids :])
 
     def cancel(self, key: int) -> None:
-        """Stop a request and following it."""
+        """Stop a request, and stop following its text."""
         self._watches.pop(key, None)
         self._engine.cancel(key)
 
     def step(self) -> list[TokenChunk]:
-        """One iteration; chunks end with the token that completes a stop string."""
+        """Run one iteration, and return chunks that end with the token that completes a stop string."""
         chunks = self._engine.step()
         return [self._cut(chunk) for chunk in chunks] if self._watches else chunks
 
@@ -59,7 +59,7 @@ class StoppingEngine(WrappedEngine):
         return chunk
 
     def _cut_beams(self, chunk: TokenChunk, beams: list[Beam]) -> TokenChunk:
-        """Every beam by itself; the search knew nothing of the stop strings, and the best beam speaks for the rest."""
+        """Cut every beam by itself; the search ignores stop strings, and the best beam gives the finish reason."""
         strings = self._watches.pop(chunk.key).strings
         ends = [StopStringWatch(self._decoder, strings).tokens_until_stop(beam.token_ids) for beam in beams]
         kept = [beam if end is None else cut_beam(beam, end) for beam, end in zip(beams, ends, strict=True)]
