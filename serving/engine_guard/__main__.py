@@ -11,10 +11,10 @@ from serving.engine_guard.process_tree import adopt_orphans
 
 
 def main() -> None:
-    """Guard what the adapter orders over an inherited socket."""
+    """Guard the engine that an adapter orders over an inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it drains first
     adopt_orphans()
-    # A group of its own: whoever kills the server's group leaves the guard the time to end what it is responsible for.
+    # A group of its own: a signal to the server's group leaves the guard the time to end the engine's processes.
     os.setpgid(0, 0)
     guard = Guard(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGTERM, lambda *_: guard.end_soon())

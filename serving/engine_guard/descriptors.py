@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The descriptors of an engine's process that was started by a launcher, which closes what it inherits."""
+"""The descriptors of an engine's process below a launcher, which closes the descriptors that it inherits."""
 
 import socket
 from pathlib import Path
@@ -10,7 +10,7 @@ _TIMEOUT_S = 30.0
 
 
 def fetch_descriptors(path: Path) -> tuple[int, int | None]:
-    """Return the sockets to the adapter and for its guests, if there are such, from the guard that listens at `path`.
+    """Return the sockets to the adapter and, if there is one, for guests, from the guard that listens at `path`.
 
     Raises:
         OSError: there is no such guard.

@@ -12,12 +12,12 @@ from typing import NamedTuple
 _SHOWN_LINES = 5
 _SHOWN_CHARS = 240
 _OUR_LAST_WORDS = (
-    "the engine has failed"  # of `serving.engine_process.engine_loop`; what follows is in the error already
+    "the engine has failed"  # from `serving.engine_process.engine_loop`; the rest of the line is in the error already
 )
 
 
 class Cause(NamedTuple):
-    """A kind of failure."""
+    """A kind of failure, with the pattern of its lines in a log."""
 
     pattern: re.Pattern[str]
     meaning: str  # with the next step
@@ -67,7 +67,7 @@ CAUSES = (
 
 
 def find_cause(lines: Sequence[str]) -> str | None:
-    """Return what the first well-known line means; None: none of them is."""
+    """Return the meaning of the first known cause among the lines; None: no line is well known."""
     for cause in CAUSES:
         if any(cause.pattern.search(line) for line in lines):
             return cause.meaning
@@ -75,7 +75,7 @@ def find_cause(lines: Sequence[str]) -> str | None:
 
 
 def describe_failure(lines: Sequence[str]) -> list[str]:
-    """Return the cause, where it is known, and the last lines, each part for itself."""
+    """Return the parts of an error: the cause, where it is known, and the last lines."""
     parts = []
     if cause := find_cause(lines):
         parts.append(cause)
@@ -85,12 +85,12 @@ def describe_failure(lines: Sequence[str]) -> list[str]:
 
 
 def is_telling(line: str) -> bool:
-    """Return whether a line is a well-known one."""
+    """Return whether a line is well known."""
     return any(cause.pattern.search(line) for cause in CAUSES)
 
 
 def telling_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines that a person wants to see: those of a known cause, and the last ones before our own words."""
+    """Return the lines for a person: lines of a known cause, and the last lines before this server's own error."""
     ours = next((number for number, line in enumerate(lines) if _OUR_LAST_WORDS in line), len(lines))
     last = [line for line in lines[:ours] if re.search(r"\w", line)][-_SHOWN_LINES:]
     return [line[:_SHOWN_CHARS] for line in dict.fromkeys([*filter(is_telling, lines[:ours]), *last])]

@@ -44,14 +44,15 @@ class GpuMemory:
         self._before: Free = ()
 
     def note_before_start(self) -> None:
-        """Remember what is free before an engine is started."""
+        """Note the free memory before an engine is started."""
         self._before = self._read_free()
 
     def wait_until_free(self, pids: Sequence[int], *, timeout_s: float = _TIMEOUT_S) -> str | None:
-        """Wait until an ended engine holds nothing; return who holds what if that takes too long.
+        """Wait until an ended engine holds no memory; return the holders if that takes too long, None otherwise.
 
         Args:
-            pids: of all processes that the engine was.
+            pids: ids of all processes of the engine.
+            timeout_s: longest wait in seconds.
         """
         if not self._before:
             return None
@@ -93,7 +94,7 @@ def _read_free() -> Free:
 
 
 def _read_holders() -> dict[int, str]:
-    """Return the processes that nvidia-smi names; in a container it may name none."""
+    """Return the processes that nvidia-smi names, by process id; in a container it may name none."""
     command = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard's loop: starts an engine, sees its ranks die, and ends all of it when the engine or the adapter ends."""
+"""The guard's loop: it starts an engine, sees ranks die, and ends all processes with the engine or the adapter."""
 
 import contextlib
 import os
@@ -28,16 +28,16 @@ from trireme.base.unix_socket import UnixListener
 _POLL_S = 0.1
 _LOOK_S = 0.3  # between two searches for new ranks while the engine loads
 _SETTLED_LOOK_S = 5.0  # and when it has loaded
-# An engine that notices the end of a rank by itself says more about it than we can.
+# An engine that notices the end of a rank by itself reports more than the guard can.
 _ENGINE_SPEAKS_S = 1.0
 _MARGIN_S = 1.0
 
 
 class Guard:
-    """An engine and all that it starts.
+    """A guard over an engine and every process that the engine starts.
 
     Args:
-        control: to the adapter, whose end of it is the end of the adapter.
+        control: socket to the adapter; it is closed when the adapter ends.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -46,9 +46,9 @@ class Guard:
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._is_loaded = False
-        self._end_by_s: float | None = None  # the engine has so long to end by itself
+        self._end_by_s: float | None = None  # time by which the engine is to end by itself
         self._is_closing = False
-        self._engine_itself: psutil.Process | None = None  # `_engine`, or what that has launched
+        self._engine_itself: psutil.Process | None = None  # `_engine`, or the process that it has launched
         self._ranks: dict[int, psutil.Process] = {}
         self._commands: dict[int, str] = {}
         self._seen: set[int] = set()
@@ -61,7 +61,7 @@ class Guard:
         self._engine = self._start()
 
     def run(self) -> None:
-        """Return when nothing of the engine runs any more."""
+        """Run until no process of the engine is left."""
         while self._engine.poll() is None and not self._is_time_up():
             for ready, _ in self._selector.select(_POLL_S):
                 if ready.fileobj is self._control:
@@ -70,12 +70,12 @@ class Guard:
                     self._hand_over()
             self._look_at_ranks()
             if self._engine_itself is not None and not is_running(self._engine_itself):
-                self._close_by(0.0)  # its launcher may wait for ranks that nobody ends
+                self._close_by(0.0)  # its launcher may wait for ranks that no process ends
             reap_orphans(but=self._engine.pid)
         self._finish()
 
     def end_soon(self) -> None:
-        """Let nothing go on, as at a signal."""
+        """End the engine and its processes soon, as at a signal."""
         self._end_by_s = time.monotonic()
 
     # The engine
@@ -105,7 +105,7 @@ class Guard:
         with caller:
             self._engine_itself = psutil.Process(_pid_of(caller))
             socket.send_fds(caller, [b"\0"], self._fds)
-        self._drop_fds()  # the adapter is to see the end of the engine, not ours
+        self._drop_fds()  # the adapter is to see the end of the engine, not of the guard
         self._close_door()
 
     def _close_door(self) -> None:
@@ -172,7 +172,7 @@ class Guard:
                 self._ranks[process.pid] = process
                 self._commands[process.pid] = command
                 self._tell(messages.RankFound(process.pid, process.create_time()))
-            # One that has not run its own program yet is looked at again.
+            # A process that has not run its own program yet is looked at again.
             if process.pid in self._ranks or (command and time.time() - process.create_time() > _LOOK_S):
                 self._seen.add(process.pid)
 
@@ -183,7 +183,7 @@ class Guard:
         self._drop_fds()
         pids = [process.pid for process in processes_below()]
         left = end_processes(self._reap)
-        shutil.rmtree(self._order.folder, ignore_errors=True)  # what a killed launcher has left
+        shutil.rmtree(self._order.folder, ignore_errors=True)  # the files that a killed launcher has left
         self._tell(
             messages.Ended(
                 status=self._engine.poll() or 0,
@@ -199,7 +199,7 @@ class Guard:
 
 
 def _pid_of(caller: socket.socket) -> int:
-    """Return the process at the other end."""
+    """Return the id of the process at the other end of a socket."""
     credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, _, _ = struct.unpack("3i", credentials)
     return int(pid)

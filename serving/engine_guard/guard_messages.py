@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of an adapter and a guard, a JSON object in each packet of a socket pair."""
+"""The messages between an adapter and a guard, a JSON object in each packet of a socket pair."""
 
 import socket
 
 import msgspec
 
-MAX_LINES = 40  # of the engine's log, that are kept
+MAX_LINES = 40  # of the engine's log that are kept
 MAX_LINE_CHARS = 400
 _MAX_PACKET_BYTES = 1 << 17
 
 
 class Order(msgspec.Struct, tag="order"):
-    """Adapter to guard, first: what to start. The packet carries the descriptors that are the engine's."""
+    """The first message from adapter to guard: the engine to start; its packet carries the engine's descriptors."""
 
     command: list[str]
-    socket_path: str  # where the engine fetches them: a launcher hands none on
+    socket_path: str  # where the engine fetches its descriptors: a launcher hands none on
     folder: str  # of the launcher's files
     rank_words: list[str]
     cpus: list[int] | None
@@ -22,38 +22,38 @@ class Order(msgspec.Struct, tag="order"):
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
-    """Adapter to guard: the engine serves."""
+    """The message from adapter to guard that the engine serves."""
 
 
 class Closing(msgspec.Struct, tag="closing"):
-    """Adapter to guard: the engine was hung up on and ends by itself; so do its ranks."""
+    """The message from adapter to guard that the engine's connection is closed: engine and ranks end by themselves."""
 
 
 class End(msgspec.Struct, tag="end"):
-    """Adapter to guard: end it now."""
+    """The message from adapter to guard to end the engine now."""
 
 
 class RankFound(msgspec.Struct, tag="rank_found"):
-    """Guard to adapter: a rank runs; should the guard be killed, the adapter ends it."""
+    """The message from guard to adapter that a rank runs; the adapter ends the rank if the guard is killed."""
 
     pid: int
     created_s: float  # as psutil has it: another process with the same number was created at another time
 
 
 class RankDied(msgspec.Struct, tag="rank_died"):
-    """Guard to adapter: a rank is gone while its engine is not being closed."""
+    """The message from guard to adapter that a rank is gone while its engine is not being closed."""
 
     pid: int
     command: str
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """Guard to adapter, last: nothing runs any more, but for what cannot be killed."""
+    """The last message from guard to adapter: only processes that cannot be killed still run."""
 
     status: int
-    lines: list[str]  # the last ones that the engine and its ranks logged
-    pids: list[int]  # of all that was seen to run
-    left: list[str]  # what survived SIGKILL
+    lines: list[str]  # last lines that the engine and its ranks logged
+    pids: list[int]  # of every process that was seen to run
+    left: list[str]  # processes that survived SIGKILL
 
 
 FromAdapter = Order | Loaded | Closing | End
@@ -61,7 +61,16 @@ FromGuard = RankFound | RankDied | Ended
 
 
 def send(sock: socket.socket, message: FromAdapter | FromGuard, *, fds: tuple[int, ...] = ()) -> None:
-    """Send one message. Raises: OSError: the other side is gone."""
+    """Send one message.
+
+    Args:
+        sock: socket to the other side.
+        message: message to send.
+        fds: descriptors to send along.
+
+    Raises:
+        OSError: the other side is gone.
+    """
     packet = msgspec.json.encode(message)
     socket.send_fds(sock, [packet], list(fds))
 
@@ -73,7 +82,7 @@ def receive_order(sock: socket.socket) -> tuple[Order, list[int]]:
 
 
 def receive(sock: socket.socket, kind: type[object]) -> object | None:
-    """Return the next message, of this union; None: the other side is gone."""
+    """Return the next message, of the union `kind`; None: the other side is gone."""
     try:
         packet = sock.recv(_MAX_PACKET_BYTES)
     except OSError:

@@ -30,23 +30,23 @@ class EngineProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id of what was started: the engine's, or its guard's."""
+        """Return the process id of the engine or of its guard, whichever was started."""
 
     def note_loaded(self) -> None:
-        """Say that the engine serves."""
+        """Note that the engine serves."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it has ended by itself within this time, after it was hung up on."""
+        """Wait up to `timeout_s` after the connection was closed, and return whether the engine has ended by itself."""
 
     def end(self) -> None:
-        """End it, with all that it has started."""
+        """End the engine and every process that it has started."""
 
     def why_ended(self, timeout_s: float) -> str:
-        """Return what is known of its end, with the last lines of its log; empty where its own log says it."""
+        """Return the known cause of the engine's end, with its log's last lines; empty where its own log has it."""
 
     @property
     def pids(self) -> set[int]:
-        """Process ids of all that it was, once it has ended."""
+        """Return the ids of all processes of the engine, once it has ended."""
 
 
 class PlainProcess:
@@ -57,30 +57,30 @@ class PlainProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the engine."""
+        """Return the process id of the engine."""
         return self._process.pid
 
     def note_loaded(self) -> None:
-        """Nobody has to know."""
+        """Do nothing: no guard has to know."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it has ended within this time."""
+        """Wait up to `timeout_s`, and return whether the engine has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self._process.returncode is not None
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the engine."""
         self._process.kill()
         self._process.wait()
 
     def why_ended(self, timeout_s: float) -> str:
-        """Return its status."""
+        """Return the engine's exit status; empty: it has not ended within `timeout_s`."""
         return f"status {self._process.returncode}; its log says why" if self.wait(timeout_s) else ""
 
     @property
     def pids(self) -> set[int]:
-        """Its own."""
+        """Return the engine's own process id."""
         return {self._process.pid}
 
 
@@ -88,17 +88,17 @@ class GuardedProcess:
     """An engine with processes of its own, below a guard that is started here.
 
     Args:
-        start: the plan.
+        start: plan of the start.
         guard: command line of the guard's program.
-        command: of the engine's process, without its launcher.
-        fds: descriptors for the engine: of its socket to the adapter, and of that for guests.
-        run_dir: of the server; the folder of this start is made there.
+        command: command line of the engine's process, without its launcher.
+        fds: descriptors for the engine: its socket to the adapter, and the socket for guests.
+        run_dir: folder of the server; the folder of this start is made there.
     """
 
     def __init__(
         self, start: EngineStart, guard: Sequence[str], command: Sequence[str], *, fds: Sequence[int], run_dir: Path
     ) -> None:
-        self._lock = threading.Lock()  # of what the guard says
+        self._lock = threading.Lock()  # of the fields read from the guard
         self._is_over = False
         self._ended: messages.Ended | None = None
         self._ranks: list[messages.RankFound] = []
@@ -126,20 +126,20 @@ class GuardedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the guard."""
+        """Return the process id of the guard."""
         return self._process.pid
 
     def note_loaded(self) -> None:
-        """Let the guard look for new ranks less often."""
+        """Make the guard look for new ranks less often."""
         self._say(messages.Loaded())
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether all of it has ended within this time."""
+        """Wait up to `timeout_s`, and return whether the engine and all its processes have ended."""
         self._say(messages.Closing())
         return self._wait(timeout_s)
 
     def end(self) -> None:
-        """Have the guard end all of it."""
+        """Make the guard end the engine and all its processes."""
         self._say(messages.End())
         if not self._wait(_GUARD_ENDS_S):
             self._process.kill()
@@ -147,7 +147,7 @@ class GuardedProcess:
             self._forget_guard()
 
     def why_ended(self, timeout_s: float) -> str:
-        """Return its status, which rank ended before it, what the log's last lines mean, and the lines."""
+        """Return the engine's exit status, a rank that ended before it, the last lines of the log and their meaning."""
         deadline_s = time.monotonic() + timeout_s
         while self._ended is None and self._read(deadline_s - time.monotonic()):
             pass
@@ -162,7 +162,7 @@ class GuardedProcess:
 
     @property
     def pids(self) -> set[int]:
-        """Process ids of all that ran below the guard, once that has ended."""
+        """Return the ids of all processes that ran below the guard, once the guard has ended."""
         return set() if self._ended is None else set(self._ended.pids)
 
     @property
@@ -186,14 +186,14 @@ class GuardedProcess:
         return True
 
     def _forget_guard(self) -> None:
-        while self._read(0.0):  # what it said last
+        while self._read(0.0):  # its last messages
             pass
         with self._lock:
             self._is_over = True
             self._control.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._door.unlink(missing_ok=True)
-        if self._ended is None:  # it was killed itself, and nobody below it is its descendant any more
+        if self._ended is None:  # it was killed itself, and no process below is its descendant any more
             for found in self._ranks:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     rank = psutil.Process(found.pid)
@@ -201,7 +201,7 @@ class GuardedProcess:
                         rank.kill()
 
     def _read(self, left_s: float) -> bool:
-        """Take what the guard has said; False: there is no time left, or it will say nothing any more.
+        """Read the guard's next messages; False: there is no time left, or no message will come any more.
 
         Two threads may wait: one for the engine to load, and one that ends it.
         """

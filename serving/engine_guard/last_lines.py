@@ -11,7 +11,7 @@ from serving.engine_guard.guard_messages import MAX_LINE_CHARS, MAX_LINES
 
 _READ_BYTES = 1 << 16
 _ENDS_S = 1.0
-_MAX_REMEMBERED = 400  # lines, among which one that tells the cause may stand far before the last ones
+_MAX_REMEMBERED = 400  # lines; the line with the cause may stand far before the last lines
 _MAX_TELLING = 4
 
 
@@ -30,7 +30,7 @@ class LastLines:
         self._thread.start()
 
     def take(self) -> list[str]:
-        """Return the last lines, the oldest first, behind those that tell a cause; waits for the pipe's end."""
+        """Wait for the pipe's end, and return lines that name a cause, then the last lines, each oldest first."""
         self._thread.join(_ENDS_S)
         lines = [*self._lines, _shown(self._begun)] if self._begun else [*self._lines]
         earlier, last = lines[:-MAX_LINES], lines[-MAX_LINES:]
@@ -39,7 +39,7 @@ class LastLines:
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             while data := os.read(self._pipe, _READ_BYTES):
-                with contextlib.suppress(OSError):  # nobody reads our log any more; the engine's pipe is emptied still
+                with contextlib.suppress(OSError):  # no process reads this log any more; the pipe is still emptied
                     os.write(2, data)
                 self._keep(data)
         os.close(self._pipe)

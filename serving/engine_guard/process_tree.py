@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes below this one, in whichever session or group: found, waited for and ended.
+"""The processes below this process, in any session or group: found, waited for and ended.
 
-This process has to be their subreaper: what a launcher's daemon leaves behind then stays below it, and can be found.
+This process has to be their subreaper: processes that a launcher's daemon leaves behind then stay below it, and can be
+found.
 """
 
 import contextlib
@@ -21,22 +22,22 @@ _POLL_S = 0.05
 
 
 def adopt_orphans() -> None:
-    """Make every process below this one stay below it, whoever dies in between."""
+    """Make every process below this process stay below it, even if a process in between dies."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent() -> None:
-    """Have this process killed when its parent dies without a word."""
+    """Make the kernel kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def processes_below() -> list[psutil.Process]:
-    """Return what runs below this process; zombies are not running."""
+    """Return the running processes below this process, without zombies."""
     return [process for process in psutil.Process().children(recursive=True) if is_running(process)]
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Return whether a process is there and not a zombie; another one with its number is another one."""
+    """Return whether a process is there and not a zombie; a new process with a reused number does not count."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -44,7 +45,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def command_of(process: psutil.Process) -> str:
-    """Return the command line; empty for one that has ended."""
+    """Return the command line of a process; empty: the process has ended."""
     try:
         return " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
@@ -52,7 +53,11 @@ def command_of(process: psutil.Process) -> str:
 
 
 def reap_orphans(*, but: int) -> None:
-    """Let go of adopted children that have ended. Args: `but` is somebody else's to wait for."""
+    """Reap adopted children that have ended.
+
+    Args:
+        but: process id of the child that the caller waits for itself.
+    """
     for process in psutil.Process().children():
         if process.pid != but and not is_running(process):
             with contextlib.suppress(ChildProcessError):
@@ -60,10 +65,10 @@ def reap_orphans(*, but: int) -> None:
 
 
 def end_processes(reap: Callable[[], object]) -> list[psutil.Process]:
-    """Terminate, then kill all that runs below this process; return what cannot be killed.
+    """Terminate, then kill all processes below this process; return the processes that cannot be killed.
 
     Args:
-        reap: lets go of children that have ended; called again and again.
+        reap: reaps children that have ended; called again and again.
     """
     for send, patience_s in ((psutil.Process.terminate, _TERMINATE_S), (psutil.Process.kill, _KILL_S)):
         deadline_s = time.monotonic() + patience_s
