@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an engine's guard: what it makes of a log, and what it waits for on the GPUs."""
+"""Parts of an engine's guard: the causes that it finds in a log, and its wait for the memory of GPUs."""
 
 import os
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def test_a_telling_line_is_kept_though_many_follow(capfd: pytest.CaptureFixture[
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuMemory]:
-    """`memory([80, 20, 80], holders)`: GiB free at each look, and who is named."""
+    """Return `memory([80, 20, 80], holders)`: free GiB at each look, and the named holders."""
     monkeypatch.setattr(gpu_memory, "_POLL_S", 0.01)
     monkeypatch.setattr(gpu_memory, "_SETTLED_S", 0.05)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several adapters on one engine: each sees its own requests under its own keys, and takes nobody down when it goes."""
+"""Several adapters on one engine: each sees its own requests under its own keys, and its end disturbs no other."""
 
 import socket
 import time
@@ -36,7 +36,7 @@ STATS = EngineStats(num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_b
 
 
 class Line:
-    """A switchboard, its owner, and as many guests as call."""
+    """An engine's connections with an owner and any number of guests."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "engine")
@@ -50,7 +50,7 @@ class Line:
         assert self.owner.receive(is_blocking=True) == [Ready(INFO)]
 
     def call(self) -> Channel:
-        """A new guest, let in."""
+        """Return the channel of a new guest."""
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(self.path)
         guest = Channel(sock, Report)
@@ -60,7 +60,7 @@ class Line:
         return guest
 
     def submit(self, caller: Channel, key: int, request_id: str = "") -> int:
-        """The engine's key of a new request."""
+        """Submit a request, and return the engine's key for it."""
         caller.send(Submit(request(key), request_id))
         [given] = self.switchboard.receive(timeout_s=1.0)
         assert isinstance(given, GenerationRequest)

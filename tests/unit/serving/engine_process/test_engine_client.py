@@ -28,7 +28,7 @@ SLOW = {"step_ms": 20.0}
 
 
 class Recorder:
-    """Everything that a client reports, in order."""
+    """A record of everything that a client reports, in order."""
 
     def __init__(self) -> None:
         self.chunks: queue.Queue[TokenChunk] = queue.Queue()
@@ -42,14 +42,14 @@ class Recorder:
         self.last_step = steps[-1]
 
     def chunk(self) -> TokenChunk:
-        """The next one, without its times."""
+        """Return the next chunk, without its times."""
         return msgspec.structs.replace(self.chunks.get(timeout=10), perf=None)
 
     def death(self) -> Unavailable:
         return self.deaths.get(timeout=10)
 
     def last_chunk(self) -> TokenChunk:
-        """The next chunk that ends a request."""
+        """Return the next chunk that ends a request."""
         while True:
             chunk = self.chunk()
             if chunk.finish_reason is not None or chunk.error is not None:
@@ -62,7 +62,7 @@ Connect = Callable[..., Connected]
 
 @pytest.fixture
 def connect(tmp_path: Path) -> Iterator[Connect]:
-    """`connect(step_ms=20)`: a started client of a simulated engine."""
+    """Yield `connect(step_ms=20)`, which returns a started client of a simulated engine."""
     clients: list[EngineClient] = []
 
     def start(**engine: object) -> tuple[EngineClient, Recorder]:
@@ -78,7 +78,7 @@ def connect(tmp_path: Path) -> Iterator[Connect]:
 
 
 def engines_of_ours() -> list[psutil.Process]:
-    """The engines that this process started itself; servers of other tests have their own."""
+    """Return the engines that this process started; servers of other tests have their own."""
     return [child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in child.cmdline()]
 
 
@@ -91,7 +91,7 @@ def no_engine_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connected]:
-    """An engine that repeats the prompt, shared by tests that leave it as it was."""
+    """Yield an engine that repeats the prompt, shared by tests that leave it unchanged."""
     recorder = Recorder()
     release = write_release(tmp_path_factory.mktemp("echo"), {"mode": "echo"})
     client = EngineClient(OwnedEngine(release), on_steps=recorder.on_steps, on_death=recorder.deaths.put)
@@ -103,7 +103,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connected]:
 
 @pytest.fixture
 def engine_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """`engine_program("exit 3")`: a shell script takes the engine's place."""
+    """Return `engine_program("exit 3")`, which puts a shell script in the engine's place."""
 
     def use(script: str) -> None:
         program = tmp_path / "engine"

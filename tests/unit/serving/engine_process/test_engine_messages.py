@@ -62,7 +62,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def ends(sockets: tuple[socket.socket, socket.socket]) -> tuple[Channel, Channel]:
-    """The adapter's end and the engine's."""
+    """Return the adapter's end and the engine's end of a channel."""
     return Channel(sockets[0], Report), Channel(sockets[1], Command)
 
 

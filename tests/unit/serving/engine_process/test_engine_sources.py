@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine process for several adapters: the owner starts it, guests find it, and both have it back when it dies."""
+"""An engine process for several adapters: the owner starts it, guests find it, and both get it back when it dies."""
 
 import os
 import queue
@@ -22,7 +22,7 @@ from trireme.base.errors import ServerError, Unavailable
 
 
 class Adapter:
-    """One end of an engine, and what came out of it."""
+    """An adapter of an engine, with the chunks that it got."""
 
     def __init__(self, source: EngineSource) -> None:
         self.chunks = queue.Queue[TokenChunk]()
@@ -35,7 +35,7 @@ class Adapter:
                 self.chunks.put(chunk)
 
     def ask(self, key: int, token_id: int) -> list[int]:
-        """The whole output of three tokens."""
+        """Return the whole output of a request for three tokens."""
         sampling = SamplingParams(max_tokens=3)
         self.client.submit(GenerationRequest(key=key, input_ids=[token_id], sampling=sampling))
         token_ids: list[int] = []

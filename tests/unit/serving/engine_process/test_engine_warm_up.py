@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine generates before it is called ready, and nobody finds a trace of it."""
+"""An engine generates before it is called ready, and leaves no trace of it."""
 
 import logging
 from pathlib import Path
@@ -31,7 +31,7 @@ WARM = "the engine is warm"
 
 
 class SeenEngine(SimulatedEngine):
-    """A simulated engine that remembers what it was asked and what it made."""
+    """A simulated engine that records its requests and its chunks."""
 
     def __init__(self, **changes: object) -> None:
         spec = SimulatedEngineSpec.model_validate({"provider": "simulated"} | changes)
@@ -100,7 +100,7 @@ def test_an_engine_that_prefills_in_one_step_gets_no_longer_prompt() -> None:
 
 
 def test_no_two_of_its_prompts_begin_with_the_same_token() -> None:
-    """What an engine keeps of one for reuse is found by no other."""
+    """No prompt finds in the cache what the engine keeps of another prompt."""
     engine = SeenEngine()
     for _ in range(3):
         warm_up(engine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who comes in while the engine steps is met at once; the engine itself is touched by the stepping thread alone."""
+"""Requests that come while the engine steps are answered at once; only the stepping thread touches the engine."""
 
 import queue
 import socket
@@ -33,7 +33,7 @@ ONE_WAITS = AdmissionSpec.model_validate({"queue": {"max_requests": 1}})
 
 
 class HeldEngine(SimulatedEngine):
-    """One seat, and every step with work waits until it is let go; notes who calls it."""
+    """An engine for one request; every step with work waits until it is released, and each caller's thread is noted."""
 
     def __init__(self) -> None:
         super().__init__(small_engine(max_num_seqs=1, step_ms=0.0), WallClock())
@@ -65,7 +65,7 @@ class HeldEngine(SimulatedEngine):
 
 
 class Held:
-    """The loop with that engine, in a thread, and its owner."""
+    """The loop of a held engine, in a thread, with its owner."""
 
     def __init__(self) -> None:
         self.engine = HeldEngine()
@@ -89,12 +89,12 @@ class Held:
         self.owner.send(Submit(one))
 
     def hold(self) -> None:
-        """Request 1 runs, in a step that lasts."""
+        """Start request 1, in a step that lasts."""
         self.submit(request(1))
         assert self.engine.is_stepping.wait(10)
 
     def told(self) -> tuple[TokenChunk, bool]:
-        """The next chunk, and whether it was told beside a step."""
+        """Return the next chunk, and whether it came beside a step."""
         until_s = time.monotonic() + 10
         while not self._told:
             assert time.monotonic() < until_s, "nothing was told"
@@ -104,7 +104,7 @@ class Held:
         return self._told.popleft()
 
     def end(self) -> BaseException:
-        """What the loop ended with."""
+        """Wait for the end of the loop, and return its error."""
         self.engine.may_go.set()
         self.owner.close()
         self.thread.join(10)

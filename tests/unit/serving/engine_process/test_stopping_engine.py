@@ -32,7 +32,7 @@ INFO = EngineInfo(
 
 
 class ScriptedEngine(Engine):
-    """Says what it is told to, and notes what is asked of it."""
+    """An engine that generates a script, and notes its calls."""
 
     info = INFO
 

@@ -30,7 +30,7 @@ def _arguments(process: psutil.Process) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnsembleByHand]:
-    """The simulated engine, 5 ms a step."""
+    """Yield the ensemble with the simulated engine, 5 ms a step."""
     repository = write_release(tmp_path_factory.mktemp("repository"), {"step_ms": 5.0}).parent.parent
     loaded = EnsembleByHand(repository)
     yield loaded

@@ -38,7 +38,7 @@ ENDLESS = 2000  # tokens; 40 s when slow
 
 
 class Bench:
-    """A service and what it told beside its replies."""
+    """A generation service with the records of its reports."""
 
     def __init__(self, folder: Path, engine: Mapping[str, object], **responses: Any) -> None:
         self.stats: list[EngineStats] = []
@@ -82,7 +82,7 @@ class Bench:
 
     @property
     def num_errors(self) -> int:
-        """Requests that the metrics say failed, each sequence by itself."""
+        """Return the number of sequences that the metrics count as failed."""
         self.metrics.flush()
         return int(self.metrics._ends["error"].value())
 
@@ -99,7 +99,7 @@ DTYPES = {
 
 
 def request(**tensors: object) -> dict[str, npt.NDArray[np.generic]]:
-    """Arrays as Triton hands them over; scalars as ``[1]``."""
+    """Return arrays in the form of Triton; scalars as ``[1]``."""
     values = {"input_ids": [20, 21], "request_output_len": 3, "streaming": True} | tensors
     return {name: _array(value) for name, value in values.items()}
 
@@ -125,7 +125,7 @@ Make = Callable[..., Bench]
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """An engine that repeats the prompt and has little room, shared by tests that leave it as it was."""
+    """Yield a small engine that repeats the prompt, shared by tests that leave it unchanged."""
     bench = Bench(tmp_path_factory.mktemp("echo"), {"mode": "echo", "num_kv_blocks": 8})
     yield bench
     assert bench.service.num_running == 0
@@ -134,7 +134,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """20 ms a step, shared by tests that leave it as it was."""
+    """Yield an engine with steps of 20 ms, shared by tests that leave it unchanged."""
     bench = Bench(tmp_path_factory.mktemp("slow"), SLOW)
     yield bench
     bench.service.close()
@@ -142,7 +142,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """`make(step_ms=5)`: a service that a test may spoil."""
+    """Yield `make(step_ms=5)`, which returns a service that a test may spoil."""
     benches: list[Bench] = []
 
     def start(*, responses: dict[str, object] | None = None, **engine: object) -> Bench:
@@ -537,7 +537,7 @@ def test_a_stream_whose_sink_raised_is_forgotten_by_postprocessing(slow: Bench) 
 
 
 class DeafSink(RecordingSink):
-    """Raises whatever it is told, and cannot even say whether its client is there."""
+    """A sink that raises at every call, also when asked for its client."""
 
     def send(self, reply: Reply) -> None:  # noqa: ARG002
         raise OSError("deaf")
@@ -579,7 +579,7 @@ def is_served(bench: Bench) -> bool:
 
 
 class DumbSink(RecordingSink):
-    """Cannot be told an error."""
+    """A sink that takes no error."""
 
     def fail(self, error: ServingError) -> None:  # noqa: ARG002
         raise OSError("dumb")
@@ -621,7 +621,7 @@ def test_closing_ends_the_engine_and_its_watchers(make: Make) -> None:
 
 
 def storm(bench: Bench, *, num_requests: int, seed: int, num_kills: int) -> None:
-    """Requests from several threads, of which some are abandoned, some stopped, some asked at once; and kills between.
+    """Send requests from several threads, some abandoned, some stopped, some at once, and kill the engine in between.
 
     Each must end exactly once, and the good ones with exactly their tokens.
     """
@@ -796,7 +796,7 @@ def test_a_refusal_by_the_engine_is_told_once_and_stops_the_other_sequences(echo
 
 
 def batch_of(*prompts: list[int], **tensors: object) -> dict[str, object]:
-    """A request to the engine step for these prompts, each padded with an id that is none."""
+    """Return a request to the engine step for these prompts, padded with an id outside the vocabulary."""
     width = max(map(len, prompts))
     rows = {
         "input_ids": [[*prompt, *[-7] * (width - len(prompt))] for prompt in prompts],

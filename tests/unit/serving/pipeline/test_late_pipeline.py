@@ -24,7 +24,7 @@ class Quoting:
         raise ValueError(f"cannot encode {tensors['text_input']!r}")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class Sink:

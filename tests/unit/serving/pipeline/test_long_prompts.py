@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests with long text wait in lanes of their own, so many of them, and are ended where nobody waits for them."""
+"""Requests with long text wait in lanes of their own, up to a limit, and end where no client waits for them."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ def tensors(num_bytes: int) -> dict[str, npt.NDArray[np.generic]]:
 
 
 class Work:
-    """What becomes of one prompt; its preparation waits for the test."""
+    """A prompt and its outcome; its preparation waits for the test."""
 
     def __init__(self, prepare: Callable[[], Any] | None = None) -> None:
         self.sink = RecordingTensorSink()
@@ -51,7 +51,7 @@ def prompts() -> Iterator[LongPrompts]:
 
 
 def started(prompts: LongPrompts, num_bytes: int) -> Work:
-    """One that is being prepared."""
+    """Return a prompt that is being prepared."""
     work = Work()
     assert prompts.take(tensors(num_bytes), work.prompt)
     assert work.is_preparing.wait(WAIT_S)

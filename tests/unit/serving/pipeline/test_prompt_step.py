@@ -97,7 +97,7 @@ def test_more_stop_words_than_ids_are_padded_the_other_way() -> None:
 
 
 def word_tokenizer() -> PromptTokenizer:
-    """One that has no ids for white space."""
+    """Return a tokenizer without ids for white space."""
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PromptTokenizer(tokenizer, add_special_tokens=False)
@@ -193,7 +193,7 @@ WORDS_AND_BIAS = [(b"", 0.0), (b" red ball", 2.0), (b"x", 0.0)]
 
 
 def batch(step: PromptStep) -> tuple[Arrays, list[Arrays]]:
-    """The outputs for three prompts in one request, and for each alone."""
+    """Return the outputs for three prompts in one request, and for each alone."""
     rows = [
         prompt(
             text,

@@ -26,7 +26,7 @@ def _folder_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def owners(tmp_path: Path) -> Iterator[dict[int, Owner]]:
-    """Releases 1 and 2, whose engines answer differently."""
+    """Yield releases 1 and 2, with engines that answer differently."""
     made = {release: Owner(tmp_path, release=release, seed=release, step_ms=1.0) for release in (1, 2)}
     yield made
     for owner in made.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens leave together where that costs nobody his first token."""
+"""Tokens leave together where that delays no first token."""
 
 from functools import partial
 

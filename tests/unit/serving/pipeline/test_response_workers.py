@@ -14,7 +14,7 @@ WAIT_S = 10.0
 
 
 class Replied:
-    """What was replied, by stream; `hold` keeps the replies of one stream from getting anywhere."""
+    """The replies by stream; `hold` keeps the replies of one stream from getting anywhere."""
 
     def __init__(self) -> None:
         self.chunks: dict[int, list[int]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the engine's chunks to the contract's replies, streaming and whole; and who may still talk to a sink."""
+"""The contract's replies from the engine's chunks, streaming and whole, and the calls that a sink may still get."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def running(*, context: StreamContext | None = None, is_prompt_echoed: bool = Fa
 
 
 def replies(request: RunningRequest, *chunks: TokenChunk) -> list[Reply]:
-    """As the service does: each is made when the one before has been sent."""
+    """Return the replies to chunks, each made when the previous reply has been sent, as the service does."""
     made = []
     for chunk in chunks:
         reply = request.reply_to(chunk)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several sequences reply to one sink, which sees one request: one end, one error, and whose tokens each reply has."""
+"""Several sequences reply to one sink, which sees one request: one end, one error, and the sequence of each reply."""
 
 import pytest
 from recording_sink import RecordingSink
@@ -12,7 +12,7 @@ from trireme.base.errors import ServerError
 
 
 class Failures:
-    """Counts the calls of `on_failure`."""
+    """A counter of the calls of `on_failure`."""
 
     num_calls = 0
 

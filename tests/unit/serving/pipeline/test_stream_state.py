@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the steps tell each other survives the way through a tensor, and nothing else is taken for it."""
+"""The messages between steps survive the way through a tensor, and nothing else is taken for a message."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text in, text out as a guest of a real engine process: what is new in each response, or the whole text so far."""
+"""Text in, text out as a client of a real engine process: the new text in each response, or the whole text so far."""
 
 import itertools
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of tokens become text, stream by stream; the census knows who was not read, and nothing is kept for ever."""
+"""Chunks of tokens become text, stream by stream; the check finds abandoned streams, and nothing is kept for ever."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def tokens(text: str) -> list[int]:
 
 
 def chunk(step: TextStep, token_ids: list[int], state: StreamState | None = None) -> str:
-    """One chunk of one beam, as the engine step sends it."""
+    """Return the text of one chunk of one beam, sent as the engine step sends it."""
     tensors: dict[str, npt.NDArray[np.generic]] = {"TOKENS_BATCH": np.array([[token_ids]], dtype=np.int32)}
     if state is not None:
         tensors["STREAM_STATE"] = pack(state)

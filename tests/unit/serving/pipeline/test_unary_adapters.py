@@ -21,7 +21,7 @@ WHOLE = question(return_log_probs=array(True, np.bool_), return_finish_reason=ar
 
 @pytest.fixture(scope="module")
 def decoupled_answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What a decoupled deployment answers to `WHOLE`, which is not streamed; it is closed again."""
+    """Return the answers of a decoupled deployment to `WHOLE`, without streaming; the deployment is closed again."""
     loaded = EnsembleByHand(write_release(tmp_path_factory.mktemp("repository")).parent.parent)
     answers = {model: loaded.ask(WHOLE, model)[0] for model in ("ensemble", "ensemble_graph", "tensorrt_llm_bls")}
     loaded.close()
@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest) -> str:
 
 
 def batch(**more: object) -> Arrays:
-    """One row for each of PROMPTS."""
+    """Return tensors with a row for each of PROMPTS."""
     rows = {
         "text_input": np.array([[prompt] for prompt in PROMPTS], dtype=np.object_),
         "max_tokens": np.array([[12], [3], [7]], dtype=np.int32),

@@ -18,7 +18,7 @@ from serving.telemetry.request_metrics import RequestMetrics
 
 
 class Owner:
-    """What `tensorrt_llm` is to a guest: one release's engine, with requests of its own."""
+    """The owner of an engine, as `tensorrt_llm` is for a guest, with requests of its own."""
 
     def __init__(self, root: Path, *, release: int = 1, is_accumulating: bool = False, **engine: object) -> None:
         folder = write_release(root, engine, release=release, is_accumulating=is_accumulating)
@@ -28,19 +28,19 @@ class Owner:
         self.service = GenerationService(load_release(folder), self.source, metrics=metrics)
 
     def close(self) -> None:
-        """Unload it."""
+        """Unload the engine."""
         self.service.close()
 
 
 def _question(more: dict[str, object]) -> dict[str, npt.NDArray[np.generic]]:
-    """A streaming request without an echo; text, numbers and flags by the names of the ensemble's inputs."""
+    """Return a streaming request without an echo; text, numbers and flags by the names of the ensemble's inputs."""
     usual = {"text_input": "Who are you?", "max_tokens": 12, "stream": True, "exclude_input_in_output": True}
     tensors: dict[str, object] = usual | more
     return {name: value if isinstance(value, np.ndarray) else _array(value) for name, value in tensors.items()}
 
 
 def ask(start: Callable[..., None], request_id: str = "", /, **tensors: object) -> RecordingTensorSink:
-    """Send a request by a pipeline's `start`, which may take more than that by `functools.partial`."""
+    """Send a request by a pipeline's `start`, or by a `functools.partial` of it with more arguments."""
     sink = RecordingTensorSink()
     start(_question(tensors), sink, request_id=request_id)
     return sink
@@ -58,7 +58,7 @@ def _array(value: object) -> npt.NDArray[np.generic]:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Return when it holds."""
+    """Wait until `condition` holds."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "did not happen in time"

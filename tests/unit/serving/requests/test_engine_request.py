@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor that the engine step may be sent is read into the right field with the right value, or refused by
-name.
-"""
+"""Every tensor of a request to the engine step is read into its field with its value, or refused by name."""
 
 import math
 
@@ -47,7 +45,7 @@ INFO = EngineInfo(
 
 
 def array(name: str, value: object) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """The tensor as Triton hands it over: a scalar as ``[1]``, another as ``[1, *dims]``."""
+    """Return a tensor in the form of Triton: a scalar as ``[1]``, any other as ``[1, *dims]``."""
     row = ROWS[name]
     return np.array([value], dtype=DTYPES[row.data_type])
 

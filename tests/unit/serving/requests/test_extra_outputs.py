@@ -28,7 +28,7 @@ LENGTH = FinishReason.LENGTH
 
 
 def rows(*values: float) -> PackedArray:
-    """A row of two for each value."""
+    """Return a row of two for each value."""
     return PackedArray.of(np.array([[value, value] for value in values], dtype=np.float32))
 
 

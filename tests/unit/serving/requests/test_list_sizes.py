@@ -28,7 +28,7 @@ OF_TOKENS = (
 
 
 class Untouched(np.ndarray[Any, Any]):
-    """Values that nobody may look at."""
+    """Values that no code may look at."""
 
     def tolist(self) -> object:
         raise AssertionError("its values were looked at")

@@ -126,7 +126,7 @@ def test_a_length_beyond_the_ids_is_refused_with_its_row(name: str, length: int)
 
 
 class AnyOrderService:
-    """As `GenerationService`, but the chunks of all sequences reach it in the order and grouping that `rng` says."""
+    """A `GenerationService` that gets the chunks of all sequences in an order and grouping drawn from `rng`."""
 
     def __init__(self, folder: Path) -> None:
         release = load_release(folder)
@@ -191,7 +191,7 @@ Told = dict[tuple[int, int | None], SimpleNamespace]
 
 
 def together(rows: list[dict[str, Any]]) -> Tensors:
-    """Rows of values as a request's tensors."""
+    """Return rows of values as a request's tensors."""
     tensors: dict[str, Any] = {}
     for name, value in rows[0].items():
         values = [[row[name].encode() if isinstance(value, str) else row[name]] for row in rows]
@@ -200,7 +200,7 @@ def together(rows: list[dict[str, Any]]) -> Tensors:
 
 
 def answer(pipeline: TextPipeline, rows: list[dict[str, Any]]) -> Told:
-    """What is told of each sequence, by its batch index (0 where there is none) and its sequence index."""
+    """Return the answer of each sequence, by its batch index (0 where there is none) and its sequence index."""
     sink = RecordingTensorSink()
     pipeline.start(together(rows), sink)
     assert sink.wait().error is None

@@ -14,7 +14,7 @@ WITHOUT_BLOCKS = msgspec.structs.replace(INFO, why_not={"kv_cache_reused_blocks"
 
 
 class NamingSink(RecordingSink):
-    """Of a client that names outputs, on a server that streams or does not."""
+    """The sink of a client that names outputs, on a server that streams or does not."""
 
     def __init__(self, *outputs: str, takes_one: bool = False) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step reads and computes follows from a model's own files, or from a spec; and is not made up."""
+"""The costs of a step follow from a model's own files, or from a spec, and are never made up."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def release(**engine: Any) -> ReleaseSpec:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's cache folder that is empty."""
+    """Return an empty cache folder of a user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -52,7 +52,7 @@ def test_the_kv_cache_in_16_bits_takes_two_bytes_a_number() -> None:
 
 
 def untied_model(folder: Path) -> Path:
-    """A table of 100 embeddings of 8 numbers, a head of 8 x 50 in 8 bits with a scale a row, and `config.json`."""
+    """Write 100 embeddings of 8 numbers, a head of 8 x 50 in 8 bits with a scale a row, and `config.json`."""
     ids = ov.parameter([-1], openvino.Type.i64)
     table = ov.constant(np.ones((100, 8), np.float16))
     head = ov.constant(np.full((50, 8), 3, np.uint8))

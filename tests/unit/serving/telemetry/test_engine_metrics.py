@@ -37,7 +37,7 @@ def metrics() -> EngineMetrics:
 
 
 def shown(metrics: EngineMetrics) -> dict[str, float]:
-    """Values by the label that tells the gauges of a family apart."""
+    """Return the values by the label that tells the gauges of a family apart."""
     families: dict[str, pb_utils.MetricFamily] = metrics._families
     found = {}
     for family in families.values():

@@ -42,7 +42,7 @@ def begin(metrics: RequestMetrics, clock: Clock) -> SequenceObserver:
 
 
 def observed(metrics: RequestMetrics) -> dict[str, list[float]]:
-    """What histograms saw, those that saw something."""
+    """Return the observations of each histogram that has any."""
     metrics.flush()
     families: tuple[pb_utils.MetricFamily, ...] = metrics._families
     found = {}
@@ -55,7 +55,7 @@ def observed(metrics: RequestMetrics) -> dict[str, list[float]]:
 
 
 def counted(metrics: RequestMetrics) -> dict[str, float]:
-    """What counters show, those above zero."""
+    """Return the values of the counters above zero."""
     metrics.flush()
     families: tuple[pb_utils.MetricFamily, ...] = metrics._families
     return {

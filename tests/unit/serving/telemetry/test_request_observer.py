@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each event of a request is told once, and reaches all that listen: its trace, the metrics, the times of its life."""
+"""Each event of a request is noted once, and reaches all listeners: its trace, the metrics, the times of its life."""
 
 import pytest
 import triton_python_backend_utils as pb_utils

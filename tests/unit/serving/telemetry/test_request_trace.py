@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a request: its spans, its first token, its line of the log; and what is left out."""
+"""The trace of a request: its spans, its first token, its line of the log, and the parts that are left out."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ PARENT = TraceContext(11, 12, is_sampled=True)
 
 
 class Export:
-    """Keeps what it is told."""
+    """An export that keeps its spans and first tokens."""
 
     def __init__(self) -> None:
         self.spans: list[SpanRecord] = []
@@ -147,7 +147,7 @@ def test_of_an_error_its_code_and_reason_are_told(error: ServingError | str, tol
 
 
 class Request:
-    """What of Triton's is asked."""
+    """A Triton request with the methods that the tracer calls."""
 
     def __init__(self, parameters: str = "", triton: str | None = None) -> None:
         self._parameters, self._triton = parameters, triton

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's steps are said to have done is what they did, and the account of it costs next to nothing."""
+"""The account of an engine's steps matches the steps, and costs next to nothing."""
 
 import itertools
 import time
@@ -29,7 +29,7 @@ STEP_S = 0.01
 
 
 def accounted(**spec: Any) -> AccountedEngine:
-    """Steps of 10 ms, whatever is in them."""
+    """Return an accounted engine with steps of 10 ms for any batch."""
     defaults = {"step_ms": 10.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0}
     clock = VirtualClock()
     return AccountedEngine(SimulatedEngine(SimulatedEngineSpec(provider="simulated", **defaults | spec), clock), clock)
@@ -133,7 +133,7 @@ def test_prompt_tokens_whose_blocks_were_reused_do_not_count() -> None:
 
 
 class ReusingParts(SimulatedEngine):
-    """As OpenVINO: it tells tokens of the prompt, of parts of blocks, too."""
+    """An engine like OpenVINO's, which reports cached tokens of the prompt, in parts of blocks, too."""
 
     def step(self) -> list[TokenChunk]:
         chunks = super().step()
@@ -156,7 +156,7 @@ def test_prompt_tokens_that_were_cached_in_a_part_of_a_block_do_not_count() -> N
 
 
 class IteratingBeside(SimulatedEngine):
-    """As TensorRT-LLM: its iterations are not the calls of `step`; here three for each."""
+    """An engine like TensorRT-LLM, with iterations beside the calls of `step`: three for each call."""
 
     def stats(self) -> Any:
         stats = super().stats()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""W3C trace context: what is read, what is not, and who decides about sampling."""
+"""The reading of W3C trace context: valid and invalid values, and the decision about sampling."""
 
 import pytest
 

@@ -45,7 +45,7 @@ def shown(metrics: EngineMetrics) -> Shown:
 
 
 def shown_of(provider: str) -> Shown:
-    """What a page has of an engine in the middle of a request."""
+    """Return the metrics on a page of an engine in the middle of a request."""
     inner = equipped_engine(provider)
     engine = AccountedEngine(inner, WallClock())
     metrics = EngineMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1")
@@ -61,7 +61,7 @@ def shown_of(provider: str) -> Shown:
 
 
 def documented() -> dict[tuple[str, str], list[str]]:
-    """The table's rows: version, and a cell for each of openvino, simulated, tensorrt and pytorch."""
+    """Return the table's rows: version, and a cell for each of openvino, simulated, tensorrt and pytorch."""
     page = (TESTS.parent / "docs" / "observability.md").read_text()
     rows = re.findall(r"^\| `(nv_\w+)\{\w+=\"(\w+)\"\}` \| ([\d.]+) \| (.+) \|$", page, re.MULTILINE)
     return {(family, name): [since, *cells.split(" | ")] for family, name, since, cells in rows}

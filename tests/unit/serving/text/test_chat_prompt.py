@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to ids by the release's own template, and what a stranger's words cannot become."""
+"""The ids of messages by the release's own template, without control tokens from a client's words."""
 
 import json
 import shutil

@@ -39,7 +39,7 @@ WORDS = ["▁", "▁▁", "▁the", "▁cat", "s", "▁a▁b", ".", "▁.", "你
 
 
 def make_tokenizer(tokens: Sequence[str], decoder: object) -> Tokenizer:
-    """A tokenizer that only decodes, with a hole in its ids, two special tokens and added tokens of every sort."""
+    """Return a tokenizer that only decodes, with a gap in its ids, two special tokens and all sorts of added tokens."""
     # Because of the hole the first added token gets the id of the last model token, and hides it.
     vocab = {token: token_id + (token_id > 5) for token_id, token in enumerate([*dict.fromkeys(tokens), "hidden"])}
     tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback="<0x00>" in vocab))
@@ -50,7 +50,7 @@ def make_tokenizer(tokens: Sequence[str], decoder: object) -> Tokenizer:
 
 
 def byte_level() -> Tokenizer:
-    """Tokens of one byte, of a piece of a character, of a character and a half, of a word."""
+    """Return a tokenizer with tokens of one byte, of a piece of a character, of a character and a half, of a word."""
     parts = [b" the", "é".encode(), "🙂".encode(), "你".encode()[:2], "你好".encode()[2:4], b"\xf0\x9f", b"\xed\xa0"]
     tokens = ["".join(CHARACTER_OF[byte] for byte in part) for part in parts]
     return make_tokenizer([*ALPHABET, *tokens], decoders.ByteLevel())
@@ -92,7 +92,7 @@ BYTE_LEVEL_TOKENIZERS = ("byte level", "byte level in a sequence")
 
 
 def spelled(name: str, data: bytes) -> list[str]:
-    """Tokens of a byte each; none where the tokenizer has no such tokens."""
+    """Return a token for each byte; empty where the tokenizer has no such tokens."""
     if name in BYTE_LEVEL_TOKENIZERS:
         return [CHARACTER_OF[byte] for byte in data]
     return [BYTE_TOKENS[byte] for byte in data] if name in FALLBACK_TOKENIZERS else []
@@ -105,7 +105,7 @@ CUTS = st.lists(st.integers(0, 40), max_size=8)
 
 @st.composite
 def texts_in_ids(draw: st.DrawFn, name: str) -> list[int]:
-    """Any ids; and characters in bytes, whole, begun and broken, between words and tokens that are no text."""
+    """Draw any ids, and characters in bytes, whole, begun and broken, between words and tokens that are no text."""
     if draw(st.booleans()):
         return draw(ANY_IDS)
     run = st.one_of(st.text("你é🙂 \n", max_size=3).map(str.encode), st.binary(max_size=4))
@@ -162,7 +162,7 @@ def test_of_a_run_of_byte_tokens_each_is_a_replacement_character_if_one_is_inval
 
 
 def uncertain(name: str, ids: Sequence[int]) -> str:
-    """What the last tokens may still be: the characters of a run of byte tokens that is valid up to now, and a rest."""
+    """Return the text that may still change: a run of byte tokens that is valid so far, and an incomplete character."""
     if name.startswith("byte level"):
         shown = [TOKENIZERS[name].id_to_token(token_id) for token_id in ids]
         data = b"".join(map(token_pieces._bytes_of, (t for t in shown if t is not None and not t.startswith("<|"))))
@@ -379,7 +379,7 @@ def test_the_engines_process_and_postprocessing_agree_on_every_text(
 
 
 def settled(name: str, ids: Sequence[int]) -> str:
-    """The full decode without what may still become another character."""
+    """Return the full decode without the end that may still become another character."""
     rest = uncertain(name, ids)
     return (
         DECODERS[name, True].decode(ids).removesuffix(rest) if REPLACEMENT in rest else DECODERS[name, True].decode(ids)

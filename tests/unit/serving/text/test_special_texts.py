@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One expression for many texts finds what an alternation of them finds, in time that they do not multiply."""
+"""The expression for many texts finds the matches of their alternation, in time that does not grow with them."""
 
 import random
 import re

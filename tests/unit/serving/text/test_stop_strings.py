@@ -23,7 +23,7 @@ STRINGS = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=1
 
 
 def cut(text: str, strings: list[str]) -> str:
-    """The rule, written down: at the first character that completes a string, the longest one that it completes."""
+    """Return the text cut by the rule: at the first character that ends a string, before the longest such string."""
     for end in range(1, len(text) + 1):
         complete = [string for string in strings if text[:end].endswith(string)]
         if complete:
@@ -91,7 +91,7 @@ def test_after_a_stop_string_nothing_comes_any_more(text: str, strings: list[str
 
 
 class _CountingString(str):
-    """Counts how often one of its characters is looked at."""
+    """A string that counts the looks at its characters."""
 
     __slots__ = ("num_reads",)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts to token ids, and what is said about prompts and tokenizer folders that are wrong."""
+"""The token ids of prompts, and the errors for wrong prompts and tokenizer folders."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ BOS, EOS, PAD = 256, 257, 258
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A byte-level tokenizer whose ids are its 256 bytes and three special tokens; `<|bos|>` comes in front."""
+    """Write a byte-level tokenizer with its 256 bytes and three special tokens as ids; `<|bos|>` comes in front."""
     tokenizer = Tokenizer(models.BPE({character: token_id for token_id, character in enumerate(ALPHABET)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
