@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of pytest, and what becomes of the processes that tests run in."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from serving.engines.seam.signal_stack import drop_signal_stack
 
@@ -37,8 +37,11 @@ _TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(file.parent) for room in ("unit", "triton") for file in (_TESTS / room).rglob("*.py")})
 
 
-settings.register_profile("any machine", deadline=None)  # an example on a busy machine may take longer
-settings.load_profile("any machine")
+with contextlib.suppress(ModuleNotFoundError):  # `trireme prove` runs one file in a container that has pytest alone
+    from hypothesis import settings
+
+    settings.register_profile("any machine", deadline=None)  # an example on a busy machine may take longer
+    settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
