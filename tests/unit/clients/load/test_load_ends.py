@@ -95,12 +95,10 @@ def test_processes_of_a_killed_run_end_at_once_and_its_folder_can_be_read(start:
 
 
 def test_a_full_disk_ends_a_run_with_the_files_name_and_keeps_what_fits(start: Start, tmp_path: Path) -> None:
-    def limit_files() -> None:  # to 4 KiB, as a disk that is full then: EFBIG in place of ENOSPC
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
     with KServeServer(*ANSWER) as server:
-        running = start(server, preexec_fn=limit_files)
+        running = start(server)
+        # A disk that is full after 4 KiB, with EFBIG in place of ENOSPC; `preexec_fn` would fork beside gRPC's threads.
+        resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (4096, 4096))
         _, err = running.communicate(timeout=START_S)
     assert running.returncode == 1
     assert f"{tmp_path / 'run' / 'requests.jsonl'} cannot be written: File too large" in err
