@@ -13,7 +13,7 @@ from clients.rollout.local_server import LocalServer
 from clients.rollout.records.rollout_plan import Plan, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
-from clients.rollout.rollout_api import RolloutFront
+from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.two_servers import TwoServers
 from clients.server_control import ServerControl
 from trireme.base.errors import Unavailable
@@ -38,7 +38,7 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
     first = local_server(folder, rollout.model)
     prefix = _prefix(first)
     controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
-    with contextlib.closing(RolloutFront(path, rollout.id, prefix, judge.merge, host=host, port=port)) as api:
+    with contextlib.closing(RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port)) as api:
         tell(f"rollout {rollout.id}: clients ask {api.url}/split")
         try:
             while not (rollout := controller.tick()).phase.is_over:

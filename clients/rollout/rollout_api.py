@@ -52,7 +52,7 @@ class Merge(Protocol):
         """Return new evidence; the given evidence stays unchanged."""
 
 
-class RolloutFront:
+class RolloutApi:
     """The API of one rollout, over HTTP, from its construction until it is closed.
 
     Args:

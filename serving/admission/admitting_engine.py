@@ -10,12 +10,12 @@ import msgspec
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.in_flight import InFlight
-from serving.admission.load_shedding import Ladder
+from serving.admission.load_shedding import LoadShedding
 from serving.admission.offered_load import OfferedLoad
-from serving.admission.queue import WaitingLine, late_error
-from serving.admission.queued_request import Ticket
+from serving.admission.queue import RequestQueue, late_error
+from serving.admission.queued_request import QueuedRequest
 from serving.admission.tenant_reserve import EXPECTED_S, TenantReserve
-from serving.admission.tpot_estimate import Pace
+from serving.admission.tpot_estimate import TpotEstimate
 from serving.engines.seam.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
 from serving.engines.seam.clock import Clock
 from serving.engines.seam.request_limits import refuse_unservable
@@ -65,17 +65,17 @@ class AdmittingEngine(WrappedEngine):
             reserve=self._reserve,
             prefill=self._prefill,
             tokens_per_step=tokens_per_step,
-            settle=self._settle,
+            true_up=self._true_up,
         )
         self.budget = self._in_flight.budget
         estimate = self._in_flight.estimate
-        self._line = WaitingLine(spec.queue, estimate, first_token_s=_seconds(slo.ttft_ms, math.inf))
-        self._pace = Pace(estimate.ends, None if slo.tpot_ms is None else slo.tpot_ms / 1000)
+        self._queue = RequestQueue(spec.queue, estimate, first_token_s=_seconds(slo.ttft_ms, math.inf))
+        self._tpot = TpotEstimate(estimate.ends, None if slo.tpot_ms is None else slo.tpot_ms / 1000)
         self._num_refused: Counter[str] = Counter()
-        self._ladder: Ladder | None = None
+        self._shedding: LoadShedding | None = None
         if spec.ladder is not None:
             self._load = OfferedLoad(self.budget, spec.ladder.window_s)
-            self._ladder = Ladder(spec.ladder, self._load)
+            self._shedding = LoadShedding(spec.ladder, self._load)
 
     def add(self, request: GenerationRequest) -> None:
         """Put a request into the queue; the first step with room for the request starts it.
@@ -89,7 +89,7 @@ class AdmittingEngine(WrappedEngine):
             self._in_flight.refuse_never_fitting(request)
             self._note_arrival(request, self._clock.now_s())
             try:
-                self._line.join(self._ticket(self._degraded(request), self._clock.now_s()))
+                self._queue.join(self._ticket(self._degraded(request), self._clock.now_s()))
             except Unavailable as exc:
                 self._count_refusal(request, exc)
                 raise
@@ -106,22 +106,22 @@ class AdmittingEngine(WrappedEngine):
         Raises:
             Unavailable: the request's class is not let in.
         """
-        if self._ladder is None:
+        if self._shedding is None:
             return request
         now_s = self._clock.now_s()
         self._in_flight.note_offered(request, self._load, now_s)
-        self._ladder.update(now_s)
-        return self._ladder.applied(request, now_s, use=self.use())
+        self._shedding.update(now_s)
+        return self._shedding.applied(request, now_s, use=self.use())
 
     def use(self) -> float:
         """Return the fraction of the budget that running and waiting requests take; 1: the whole budget."""
         budget = self.budget
-        num_seqs, num_tokens = len(budget) + len(self._line), budget.num_promised_tokens + self._line.num_tokens
+        num_seqs, num_tokens = len(budget) + len(self._queue), budget.num_reserved_tokens + self._queue.num_tokens
         return max(num_seqs / budget.num_seats, num_tokens / budget.max_tokens)
 
-    def _ticket(self, request: GenerationRequest, now_s: float) -> Ticket:
+    def _ticket(self, request: GenerationRequest, now_s: float) -> QueuedRequest:
         scheduling = request.scheduling
-        return Ticket(
+        return QueuedRequest(
             request=request,
             arrival_s=now_s,
             priority=Priority(scheduling.priority),
@@ -135,9 +135,9 @@ class AdmittingEngine(WrappedEngine):
     def leave(self, key: int) -> bool:
         """Take a request out of the queue; return False if the request does not wait."""
         with self._lock:
-            is_waiting = key in self._line
+            is_waiting = key in self._queue
             if is_waiting:
-                self._line.leave(key)
+                self._queue.leave(key)
             return is_waiting
 
     def cancel(self, key: int) -> None:
@@ -150,12 +150,12 @@ class AdmittingEngine(WrappedEngine):
         """Take the requests with a passed time limit out of the queue, and return their last chunks."""
         with self._lock:
             now_s = self._clock.now_s()
-            return [self._refusal_of_late(ticket, now_s) for ticket in self._line.take_late(now_s)]
+            return [self._refusal_of_late(queued, now_s) for queued in self._queue.take_late(now_s)]
 
     def next_late_in_s(self) -> float:
         """Return the seconds until `refuse_late` may have a request to refuse; 0: now, math.inf: never."""
         with self._lock:
-            return max(0.0, self._line.next_limit_s() - self._clock.now_s())
+            return max(0.0, self._queue.next_limit_s() - self._clock.now_s())
 
     def perf_of(self, key: int) -> PerfMetrics | None:
         """Return the engine's metrics of a running request; None for one that does not run."""
@@ -166,12 +166,12 @@ class AdmittingEngine(WrappedEngine):
         chunks = self.refuse_late()
         with self._lock:
             now_s = self._clock.now_s()
-            if self._ladder is not None:
-                self._ladder.update(now_s)
+            if self._shedding is not None:
+                self._shedding.update(now_s)
             self._in_flight.free_left()
-            chunks += [self._refusal_of_late(ticket, now_s) for ticket in self._in_flight.stop_late(now_s)]
-            for ticket in self._in_flight.give_room():
-                self._line.rejoin(ticket)
+            chunks += [self._refusal_of_late(queued, now_s) for queued in self._in_flight.stop_late(now_s)]
+            for queued in self._in_flight.give_room():
+                self._queue.rejoin(queued)
             num_prompt_tokens = self._start(now_s, chunks)
             num_seqs, num_made = len(self._in_flight), 0
         if self._is_shut_out and not self._engine.has_work:
@@ -187,14 +187,14 @@ class AdmittingEngine(WrappedEngine):
                 if num_made:
                     self._prefill.note_step()
                 step_s = after_s - now_s
-                self._pace.note(step_s, num_seqs=num_seqs, num_prompt_tokens=num_prompt_tokens, num_made=num_made)
-                self.budget.num_seats = self._pace.most_seqs(self.budget.max_num_seqs)
+                self._tpot.note(step_s, num_seqs=num_seqs, num_prompt_tokens=num_prompt_tokens, num_made=num_made)
+                self.budget.num_seats = self._tpot.most_seqs(self.budget.max_num_seqs)
         return chunks
 
     @property
     def has_work(self) -> bool:
         """Return whether a request waits or runs, or a stopped request still has blocks to free."""
-        return bool(len(self._line)) or self._in_flight.is_leaving or self._engine.has_work
+        return bool(len(self._queue)) or self._in_flight.is_leaving or self._engine.has_work
 
     @property
     def num_preemptions(self) -> int:
@@ -207,12 +207,12 @@ class AdmittingEngine(WrappedEngine):
         with self._lock:
             return msgspec.structs.replace(
                 stats,
-                num_waiting=stats.num_waiting + len(self._line),
+                num_waiting=stats.num_waiting + len(self._queue),
                 num_preemptions=(stats.num_preemptions or 0) + self.num_preemptions,
                 admission=AdmissionStats(
-                    num_waiting=self._line.num_waiting,
+                    num_waiting=self._queue.num_waiting,
                     num_refused=dict(self._num_refused),
-                    degradation_step=self._ladder.step if self._ladder else None,
+                    degradation_step=self._shedding.step if self._shedding else None,
                 ),
             )
 
@@ -227,39 +227,39 @@ class AdmittingEngine(WrappedEngine):
         if len(self._in_flight) and self._engine.stats().num_waiting:
             self._shared.want_nothing()
             return 0
-        while (found := self._line.first(now_s)) is not None:
-            ticket, room = found
-            num_tokens = self._in_flight.first_promise(ticket)
-            left = self.budget.room_for(room, ticket.tenant)
+        while (found := self._queue.first(now_s)) is not None:
+            queued, room = found
+            num_tokens = self._in_flight.first_reservation(queued)
+            left = self.budget.room_for(room, queued.tenant)
             if left.holds(self.budget.needs(1, num_tokens)):
-                num_waiting = min(len(self._line), left.num_seats)
-                if not self._in_flight.take_shared(ticket, num_waiting=num_waiting):
+                num_waiting = min(len(self._queue), left.num_seats)
+                if not self._in_flight.take_shared(queued, num_waiting=num_waiting):
                     self._is_shut_out = True
                     break
-                num_prompt_tokens += ticket.num_known_tokens
-                ticket.expected_work = self._in_flight.work_of(ticket, num_tokens)
-                self._line.take(ticket)
+                num_prompt_tokens += queued.num_known_tokens
+                queued.expected_work = self._in_flight.work_of(queued, num_tokens)
+                self._queue.take(queued)
                 try:
-                    self._in_flight.begin(ticket, num_tokens, now_s)
+                    self._in_flight.begin(queued, num_tokens, now_s)
                 except RequestError as exc:
-                    chunks.append(TokenChunk(ticket.key, [], error=str(exc)))
-            elif left.num_seats < 1 or not self._line.pass_over(ticket):
+                    chunks.append(TokenChunk(queued.key, [], error=str(exc)))
+            elif left.num_seats < 1 or not self._queue.pass_over(queued):
                 break
         if not self._is_shut_out:
             self._shared.want_nothing()
         return num_prompt_tokens
 
-    def _refusal_of_late(self, ticket: Ticket, now_s: float) -> TokenChunk:
-        error = late_error(ticket, now_s)
-        self._count_refusal(ticket.request, error)
-        return TokenChunk(ticket.key, [], error=str(error))
+    def _refusal_of_late(self, queued: QueuedRequest, now_s: float) -> TokenChunk:
+        error = late_error(queued, now_s)
+        self._count_refusal(queued.request, error)
+        return TokenChunk(queued.key, [], error=str(error))
 
     def _count_refusal(self, request: GenerationRequest, error: ServingError) -> None:
         name = Priority(request.scheduling.priority).name.lower()
         self._num_refused[f"{name} {error.facts['reason']}"] += 1
 
-    def _settle(self, ticket: Ticket, work: float) -> None:
-        self._line.settle(ticket, work)
+    def _true_up(self, queued: QueuedRequest, work: float) -> None:
+        self._queue.true_up(queued, work)
 
 
 def _seconds(milliseconds: float | None, otherwise_s: float) -> float:

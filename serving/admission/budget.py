@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from serving.admission.kv_budget import Room
+from serving.admission.kv_budget import KvAmount
 from serving.admission.tenant_reserve import TenantReserve
 from serving.engines.seam.scheduling import Priority
 
 
-class _Promise(msgspec.Struct, frozen=True, gc=False):
+class _Reservation(msgspec.Struct, frozen=True, gc=False):
     tenant: str
     num_blocks: int
     num_tokens: int
@@ -51,14 +51,14 @@ class KvBudget:
         self._shares = dict.fromkeys(Priority, 1.0) | dict(shares or {})
         self._on_free = on_free
         self._reserve = reserve or TenantReserve(0.0, {})
-        self._promises: dict[int, _Promise] = {}
-        self.num_promised_blocks = 0
-        self.num_promised_tokens = 0
+        self._reservations: dict[int, _Reservation] = {}
+        self.num_reserved_blocks = 0
+        self.num_reserved_tokens = 0
         self.is_premium_expected = True
 
     def __len__(self) -> int:
         """Return the number of requests in flight."""
-        return len(self._promises)
+        return len(self._reservations)
 
     def blocks_of(self, num_tokens: int) -> int:
         """Return the number of KV blocks that `num_tokens` tokens take."""
@@ -68,38 +68,38 @@ class KvBudget:
         """Return whether a request of `num_tokens` tokens fits when it runs alone."""
         return self.blocks_of(num_tokens) <= self.num_blocks and num_tokens <= self.max_tokens
 
-    def room_for(self, priority: Priority, tenant: str = "") -> Room:
+    def room_for(self, priority: Priority, tenant: str = "") -> KvAmount:
         """Return what a tenant may still reserve in a class; may be below zero. A request alone may fill everything."""
-        if not self._promises:
+        if not self._reservations:
             return self._most(1.0)
         is_all_its_own = priority is Priority.STANDARD and not self.is_premium_expected
         most = self._most(1.0 if is_all_its_own else self._shares[priority])
-        promised = Room(len(self._promises), self.num_promised_blocks, self.num_promised_tokens)
-        return most - promised - self._reserve.of(tenant, most)
+        reserved = KvAmount(len(self._reservations), self.num_reserved_blocks, self.num_reserved_tokens)
+        return most - reserved - self._reserve.of(tenant, most)
 
     def is_over_share(self, tenant: str) -> bool:
         """Return whether a tenant holds more than its fair share."""
         return self._reserve.is_over(tenant, self._most(1.0))
 
-    def _most(self, share: float) -> Room:
-        return Room(max(1, int(share * self.num_seats)), int(share * self.num_blocks), int(share * self.max_tokens))
+    def _most(self, share: float) -> KvAmount:
+        return KvAmount(max(1, int(share * self.num_seats)), int(share * self.num_blocks), int(share * self.max_tokens))
 
-    def needs(self, num_requests: int, num_tokens: int) -> Room:
+    def needs(self, num_requests: int, num_tokens: int) -> KvAmount:
         """Return what `num_requests` requests with `num_tokens` tokens together take."""
-        return Room(num_requests, self.blocks_of(num_tokens), num_tokens)
+        return KvAmount(num_requests, self.blocks_of(num_tokens), num_tokens)
 
     def fits(self, num_tokens: int, priority: Priority, tenant: str = "") -> bool:
         """Return whether one more request may reserve `num_tokens` tokens."""
         return self.room_for(priority, tenant).holds(self.needs(1, num_tokens))
 
-    def promise(self, key: int, num_tokens: int, tenant: str = "") -> None:
+    def reserve(self, key: int, num_tokens: int, tenant: str = "") -> None:
         """Reserve a seat and `num_tokens` tokens; the caller has asked `fits`."""
-        promise = self._promises[key] = _Promise(tenant, self.blocks_of(num_tokens), num_tokens)
-        self._count(tenant, Room(1, promise.num_blocks, promise.num_tokens))
+        reservation = self._reservations[key] = _Reservation(tenant, self.blocks_of(num_tokens), num_tokens)
+        self._count(tenant, KvAmount(1, reservation.num_blocks, reservation.num_tokens))
 
-    def promised_tokens(self, key: int) -> int:
+    def reserved_tokens(self, key: int) -> int:
         """Return the tokens that a request in flight has reserved."""
-        return self._promises[key].num_tokens
+        return self._reservations[key].num_tokens
 
     def grow(self, key: int, num_tokens: int) -> bool:
         """Raise the reservation of a request in flight to `num_tokens` tokens; return False if there is no room.
@@ -107,25 +107,25 @@ class KvBudget:
         Without room nothing changes. Running requests go before waiting ones, so the shares of the classes do not
         count here.
         """
-        promise = self._promises[key]
+        reservation = self._reservations[key]
         num_blocks = self.blocks_of(num_tokens)
-        num_new_blocks, num_new_tokens = num_blocks - promise.num_blocks, num_tokens - promise.num_tokens
+        num_new_blocks, num_new_tokens = num_blocks - reservation.num_blocks, num_tokens - reservation.num_tokens
         if (
-            self.num_promised_blocks + num_new_blocks > self.num_blocks
-            or self.num_promised_tokens + num_new_tokens > self.max_tokens
+            self.num_reserved_blocks + num_new_blocks > self.num_blocks
+            or self.num_reserved_tokens + num_new_tokens > self.max_tokens
         ):
             return False
-        self._promises[key] = _Promise(promise.tenant, num_blocks, num_tokens)
-        self._count(promise.tenant, Room(0, num_new_blocks, num_new_tokens))
+        self._reservations[key] = _Reservation(reservation.tenant, num_blocks, num_tokens)
+        self._count(reservation.tenant, KvAmount(0, num_new_blocks, num_new_tokens))
         return True
 
     def free(self, key: int) -> None:
         """Release the reservation of a request."""
-        promise = self._promises.pop(key)
-        self._count(promise.tenant, Room(-1, -promise.num_blocks, -promise.num_tokens))
+        reservation = self._reservations.pop(key)
+        self._count(reservation.tenant, KvAmount(-1, -reservation.num_blocks, -reservation.num_tokens))
         self._on_free(key)
 
-    def _count(self, tenant: str, room: Room) -> None:
-        self.num_promised_blocks += room.num_blocks
-        self.num_promised_tokens += room.num_tokens
+    def _count(self, tenant: str, room: KvAmount) -> None:
+        self.num_reserved_blocks += room.num_blocks
+        self.num_reserved_tokens += room.num_tokens
         self._reserve.hold(tenant, room)

@@ -4,7 +4,7 @@
 import bisect
 
 from serving.admission.budget import KvBudget
-from serving.admission.kv_budget import Room
+from serving.admission.kv_budget import KvAmount
 
 _WEIGHT = 0.05  # of the newest step
 _NOTHING = 1e-9
@@ -47,7 +47,7 @@ class ExpectedEnds:
         _, end, num_tokens = self._begun.pop(key)
         del self._ends[bisect.bisect_left(self._ends, (end, key, num_tokens))]
 
-    def seconds_until(self, needed: Room, room: Room, *, share: float, stay_s: float) -> float:
+    def seconds_until(self, needed: KvAmount, room: KvAmount, *, share: float, stay_s: float) -> float:
         """Return the seconds until `needed` fits; 0 while nothing is known.
 
         Args:
@@ -65,27 +65,27 @@ class ExpectedEnds:
         budget = self._budget
         if (
             num_seats <= share * len(self._ends)
-            and num_blocks <= share * budget.num_promised_blocks
-            and num_tokens <= share * budget.num_promised_tokens
+            and num_blocks <= share * budget.num_reserved_blocks
+            and num_tokens <= share * budget.num_reserved_tokens
         ):
-            for end, _, promised in self._ends:
+            for end, _, reserved in self._ends:
                 num_seats -= share
-                num_blocks -= share * budget.blocks_of(promised)
-                num_tokens -= share * promised
+                num_blocks -= share * budget.blocks_of(reserved)
+                num_tokens -= share * reserved
                 if num_seats <= _NOTHING and num_blocks <= _NOTHING and num_tokens <= _NOTHING:
                     return (end - self._made) * self._token_s
         # All that runs has to end, and more after it.
         last_s = (self._ends[-1][0] - self._made) * self._token_s if self._ends else 0.0
         num_seats -= share * len(self._ends)
-        num_tokens -= share * budget.num_promised_tokens
+        num_tokens -= share * budget.num_reserved_tokens
         num_more = max(1.0, num_seats, num_tokens / self._tokens_of_one(needed)) / share
         return last_s + num_more * stay_s / self._num_at_once(needed)
 
-    def _tokens_of_one(self, needed: Room) -> float:
-        num_tokens = needed.num_tokens + self._budget.num_promised_tokens
+    def _tokens_of_one(self, needed: KvAmount) -> float:
+        num_tokens = needed.num_tokens + self._budget.num_reserved_tokens
         return max(1.0, num_tokens / (needed.num_seats + len(self._budget)))
 
-    def _num_at_once(self, needed: Room) -> float:
+    def _num_at_once(self, needed: KvAmount) -> float:
         """Return the requests in flight when as many as fit have started."""
         most = self._budget.max_tokens / self._tokens_of_one(needed)
         return max(1.0, min(self._budget.num_seats, most))
@@ -98,6 +98,6 @@ class ExpectedEnds:
             self._put(key, begun, self._made + max(1.0, (self._made - begun) / 2))
 
     def _put(self, key: int, begun: float, end: float) -> None:
-        num_tokens = self._budget.promised_tokens(key)
+        num_tokens = self._budget.reserved_tokens(key)
         self._begun[key] = (begun, end, num_tokens)
         bisect.insort(self._ends, (end, key, num_tokens))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from serving.admission.queued_request import Ticket
+from serving.admission.queued_request import QueuedRequest
 
 _FIRST = -1.0  # before every order that a queued request may have
 _MAX_IDLE_TENANTS = 10_000
@@ -24,7 +24,7 @@ _MAX_GONE = 64  # entries that are kept beside as many as wait
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    ticket: Ticket
+    queued: QueuedRequest
     is_gone: bool = False  # heaps and queues drop the entry when it comes to the front
 
 
@@ -86,11 +86,11 @@ class FairShares:
         """Return the requests and tokens that wait."""
         return Backlog(len(self._entries), self._num_tokens)
 
-    def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
+    def put(self, queued: QueuedRequest, *, is_ahead: bool = False) -> None:
         """Add a request to its tenant's queue; `is_ahead`: before the tenant's requests that have not run yet."""
-        tenant = self._tenant(ticket.tenant)
-        entry = self._entries[ticket.key] = _Entry(ticket)
-        order = _FIRST if is_ahead else float(ticket.num_queued_tokens) if self._is_shortest_first else 0.0
+        tenant = self._tenant(queued.tenant)
+        entry = self._entries[queued.key] = _Entry(queued)
+        order = _FIRST if is_ahead else float(queued.num_queued_tokens) if self._is_shortest_first else 0.0
         heapq.heappush(tenant.waiting, (order, next(self._numbers), entry))
         (self._by_arrival.appendleft if is_ahead else self._by_arrival.append)(entry)
         if tenant.num_requests == 0:
@@ -98,9 +98,9 @@ class FairShares:
             tenant.virtual_s = max(tenant.virtual_s, self._virtual_now)
             if tenant.turn is None:
                 self._schedule(tenant)
-        self._count(tenant, ticket, 1)
+        self._count(tenant, queued, 1)
 
-    def first(self) -> Ticket | None:
+    def first(self) -> QueuedRequest | None:
         """Return the request that starts next; None: nothing waits."""
         while self._turns:
             turn_s, turn, tenant = self._turns[0]
@@ -115,45 +115,45 @@ class FairShares:
             else:
                 while tenant.waiting[0][2].is_gone:
                     heapq.heappop(tenant.waiting)
-                return tenant.waiting[0][2].ticket
+                return tenant.waiting[0][2].queued
         return None
 
-    def oldest(self) -> Ticket | None:
+    def oldest(self) -> QueuedRequest | None:
         """Return the request that has waited longest; None: nothing waits."""
         while self._by_arrival and self._by_arrival[0].is_gone:
             self._by_arrival.popleft()
-        return self._by_arrival[0].ticket if self._by_arrival else None
+        return self._by_arrival[0].queued if self._by_arrival else None
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, queued: QueuedRequest) -> None:
         """Start a request: charge its expected work to its tenant, and remove it."""
-        tenant = self._tenants[ticket.tenant]
-        if ticket is self.first():  # not a request taken for its age: other tenants are not as far
+        tenant = self._tenants[queued.tenant]
+        if queued is self.first():  # not a request taken for its age: other tenants are not as far
             self._virtual_now = max(self._virtual_now, tenant.virtual_s)
-        ticket.is_charged = self._is_over_share(ticket.tenant)
-        if ticket.is_charged:
-            tenant.virtual_s += ticket.expected_work / tenant.weight
+        queued.is_charged = self._is_over_share(queued.tenant)
+        if queued.is_charged:
+            tenant.virtual_s += queued.expected_work / tenant.weight
         else:
             self._join_others(tenant)
-        self.remove(ticket)
+        self.remove(queued)
 
-    def settle(self, ticket: Ticket, work: float) -> None:
+    def true_up(self, queued: QueuedRequest, work: float) -> None:
         """Replace the expected work of a request that has stopped running by the work it took."""
-        tenant = self._tenants.get(ticket.tenant)
+        tenant = self._tenants.get(queued.tenant)
         if tenant is None:  # forgotten meanwhile
             return
-        if not self._is_over_share(ticket.tenant):
+        if not self._is_over_share(queued.tenant):
             self._join_others(tenant)
-        elif ticket.is_charged:
-            tenant.virtual_s = max(0.0, tenant.virtual_s + (work - ticket.expected_work) / tenant.weight)
+        elif queued.is_charged:
+            tenant.virtual_s = max(0.0, tenant.virtual_s + (work - queued.expected_work) / tenant.weight)
             if tenant.num_requests:
                 self._schedule(tenant)  # its turn may be earlier now; its old entry in the heap is void
-        ticket.expected_work = 0.0
+        queued.expected_work = 0.0
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, queued: QueuedRequest) -> None:
         """Remove a request from its tenant's queue."""
-        self._entries.pop(ticket.key).is_gone = True
-        tenant = self._tenants[ticket.tenant]
-        self._count(tenant, ticket, -1)
+        self._entries.pop(queued.key).is_gone = True
+        tenant = self._tenants[queued.tenant]
+        self._count(tenant, queued, -1)
         if tenant.num_requests == 0:
             self._waiting_weight -= tenant.weight
             self._forget_idle()
@@ -207,8 +207,8 @@ class FairShares:
             self._turns = [turn for turn in self._turns if turn[1] == turn[2].turn]
             heapq.heapify(self._turns)
 
-    def _count(self, tenant: _Tenant, ticket: Ticket, sign: int) -> None:
-        num_tokens = sign * ticket.num_queued_tokens
+    def _count(self, tenant: _Tenant, queued: QueuedRequest, sign: int) -> None:
+        num_tokens = sign * queued.num_queued_tokens
         tenant.num_requests += sign
         tenant.num_tokens += num_tokens
         self._num_tokens += num_tokens

@@ -14,7 +14,7 @@ from serving.admission.budget import KvBudget
 from serving.admission.joined_perf import joined_perf
 from serving.admission.offered_load import OfferedLoad
 from serving.admission.output_length import FullForecast, LearnedForecast, OutputForecast
-from serving.admission.queued_request import Ticket
+from serving.admission.queued_request import QueuedRequest
 from serving.admission.resumption import is_resumable, resumed
 from serving.admission.tenant_reserve import TenantReserve
 from serving.admission.wait_estimate import WaitEstimate
@@ -41,7 +41,7 @@ class InFlight:
         reserve: the part that a tenant leaves free for other tenants.
         prefill: is told of each start and end.
         tokens_per_step: most tokens that the engine adds to a sequence in one step, drafts included.
-        settle: called with each request that has stopped running, and the work that it took.
+        true_up: called with each request that has stopped running, and the work that it took.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class InFlight:
         reserve: TenantReserve,
         prefill: BatchPrefill,
         tokens_per_step: int,
-        settle: Callable[[Ticket, float], None],
+        true_up: Callable[[QueuedRequest, float], None],
     ) -> None:
         self._engine = engine
-        self._settle = settle
+        self._true_up = true_up
         self._shared = shared
         info = engine.info
         self.budget = KvBudget(
@@ -75,7 +75,7 @@ class InFlight:
             LearnedForecast(spec.forecast_quantile) if self._is_learning else FullForecast()
         )
         self._typical = LearnedForecast(_TYPICAL)
-        self._tickets: dict[int, Ticket] = {}  # by the engine's key
+        self._queued: dict[int, QueuedRequest] = {}  # by the engine's key
         self._keys: dict[int, int] = {}  # the engine's key by the caller's
         self._limits: dict[int, float] = {}  # deadlines in seconds, by the engine's key
         self._other_keys = itertools.count(_FIRST_OTHER_KEY)
@@ -88,7 +88,7 @@ class InFlight:
 
     def __len__(self) -> int:
         """Return the number of running requests."""
-        return len(self._tickets)
+        return len(self._queued)
 
     def __contains__(self, key: int) -> bool:
         """Return whether a request runs; `key` is the caller's key."""
@@ -133,40 +133,40 @@ class InFlight:
         """Return whether a request may reserve less than it can take, because it can be stopped and resumed."""
         return self._is_learning and is_resumable(request)
 
-    def first_promise(self, ticket: Ticket) -> int:
+    def first_reservation(self, queued: QueuedRequest) -> int:
         """Return the tokens to reserve at a start: as many as expected, or all possible if it must not be stopped."""
-        request = ticket.request
-        if not ticket.is_preemptible:
+        request = queued.request
+        if not queued.is_preemptible:
             return self._most_tokens(request)
-        return self._promise_of(ticket, len(request.input_ids) + self._forecast.expected_tokens(request))
+        return self._reservation_of(queued, len(request.input_ids) + self._forecast.expected_tokens(request))
 
-    def work_of(self, ticket: Ticket, num_promised_tokens: int) -> float:
+    def work_of(self, queued: QueuedRequest, num_reserved_tokens: int) -> float:
         """Return the expected work of a request: its reserved tokens times the steps that it holds them."""
-        return float(num_promised_tokens * self._num_rest(ticket))
+        return float(num_reserved_tokens * self._num_rest(queued))
 
-    def take_shared(self, ticket: Ticket, *, num_waiting: int) -> bool:
+    def take_shared(self, queued: QueuedRequest, *, num_waiting: int) -> bool:
         """Reserve from the shared budget all that a request may need; return False if it cannot begin now."""
-        ticket.engine_key = next(self._other_keys) if ticket.num_preemptions else ticket.key
-        return self._shared.take(ticket.engine_key, self._most_tokens(ticket.request), num_waiting=num_waiting)
+        queued.engine_key = next(self._other_keys) if queued.num_preemptions else queued.key
+        return self._shared.take(queued.engine_key, self._most_tokens(queued.request), num_waiting=num_waiting)
 
-    def begin(self, ticket: Ticket, num_tokens: int, now_s: float) -> None:
+    def begin(self, queued: QueuedRequest, num_tokens: int, now_s: float) -> None:
         """Reserve `num_tokens` tokens for a request that has its shared budget, and give it to the engine.
 
         Raises:
             RequestError: the engine refuses the request; its reservation is released.
         """
-        engine_key = ticket.engine_key
-        ticket.started_s = now_s
-        self._tickets[engine_key] = ticket
-        self._keys[ticket.key] = engine_key
-        self.budget.promise(engine_key, num_tokens, ticket.tenant)
-        if ticket.end_by_s < math.inf:
-            self._limits[engine_key] = ticket.end_by_s
-        self._prefill.begin(engine_key, ticket.priority, ticket.num_known_tokens)
-        self.estimate.note_start(ticket.priority, now_s)
-        self.estimate.ends.begin(engine_key, num_output_tokens=self._num_rest(ticket))
+        engine_key = queued.engine_key
+        queued.started_s = now_s
+        self._queued[engine_key] = queued
+        self._keys[queued.key] = engine_key
+        self.budget.reserve(engine_key, num_tokens, queued.tenant)
+        if queued.end_by_s < math.inf:
+            self._limits[engine_key] = queued.end_by_s
+        self._prefill.begin(engine_key, queued.priority, queued.num_known_tokens)
+        self.estimate.note_start(queued.priority, now_s)
+        self.estimate.ends.begin(engine_key, num_output_tokens=self._num_rest(queued))
         try:
-            self._engine.add(resumed(ticket, engine_key) if ticket.num_preemptions else ticket.request)
+            self._engine.add(resumed(queued, engine_key) if queued.num_preemptions else queued.request)
         except RequestError:
             self._leave(engine_key)
             self.budget.free(engine_key)
@@ -175,44 +175,44 @@ class InFlight:
     def note(self, chunk: TokenChunk, now_s: float) -> bool:
         """Account for an engine's chunk and give it the caller's key; return False if its request has been stopped."""
         engine_key = chunk.key
-        ticket = self._tickets.get(engine_key)
-        if ticket is None:
+        queued = self._queued.get(engine_key)
+        if queued is None:
             return False
-        chunk.key = ticket.key
+        chunk.key = queued.key
         self._prefill.note_token(engine_key)
-        if not ticket.num_output_tokens and chunk.token_ids and ticket.started_s is not None:
-            self.estimate.note_first_token(now_s - ticket.started_s)
-        ticket.num_output_tokens += len(chunk.token_ids)
-        if ticket.is_preemptible:
-            ticket.output_ids += chunk.token_ids
+        if not queued.num_output_tokens and chunk.token_ids and queued.started_s is not None:
+            self.estimate.note_first_token(now_s - queued.started_s)
+        queued.num_output_tokens += len(chunk.token_ids)
+        if queued.is_preemptible:
+            queued.output_ids += chunk.token_ids
         if chunk.finish_reason is not None or chunk.error is not None:
-            if chunk.perf is not None and ticket.num_preemptions:
-                perf = joined_perf(ticket.perf, chunk.perf)
-                num_preemptions = (perf.num_preemptions or 0) + ticket.num_preemptions
+            if chunk.perf is not None and queued.num_preemptions:
+                perf = joined_perf(queued.perf, chunk.perf)
+                num_preemptions = (perf.num_preemptions or 0) + queued.num_preemptions
                 chunk.perf = msgspec.structs.replace(perf, num_preemptions=num_preemptions)
             if chunk.error is None and chunk.finish_reason is not FinishReason.CANCELLED:
-                self._learn(ticket, now_s)
+                self._learn(queued, now_s)
             self._leave(engine_key)
             if chunk.finish_reason is FinishReason.STOP_STRING:
                 self._leaving.append((self._num_steps + _STEPS_TO_FREE, engine_key))  # the engine was told just now
             else:
                 self.budget.free(engine_key)
-        elif ticket.is_preemptible and self._needs_more(engine_key, ticket):
+        elif queued.is_preemptible and self._needs_more(engine_key, queued):
             self._short.append(engine_key)
         return True
 
-    def stop(self, key: int) -> Ticket:
+    def stop(self, key: int) -> QueuedRequest:
         """Stop a request by the caller's key; its reservation stays until its blocks are free."""
         return self._stop(self._keys[key])
 
-    def stop_late(self, now_s: float) -> list[Ticket]:
+    def stop_late(self, now_s: float) -> list[QueuedRequest]:
         """Stop the requests that should have ended by now, and return them."""
         return [self._stop(key) for key in [key for key, limit_s in self._limits.items() if limit_s <= now_s]]
 
     def perf_of(self, key: int) -> PerfMetrics | None:
         """Return the engine's metrics of a request, joined with those from before its preemption."""
         engine_key = self._keys[key]
-        perf, earlier = self._engine.perf_of(engine_key), self._tickets[engine_key].perf
+        perf, earlier = self._engine.perf_of(engine_key), self._queued[engine_key].perf
         return perf if perf is None or earlier is None else joined_perf(earlier, perf)
 
     def free_left(self) -> None:
@@ -227,40 +227,40 @@ class InFlight:
                 self.budget.free(leaving[1])
         self._leaving.extendleft(reversed(still))
 
-    def give_room(self) -> list[Ticket]:
+    def give_room(self) -> list[QueuedRequest]:
         """Raise the reservations of requests that make more than expected; return the requests preempted for them.
 
         A request that finds no room gets it within two steps, because another request is stopped now; the margin in its
         reservation lasts for those steps.
         """
-        num_coming = sum(self.budget.promised_tokens(key) for _, key in self._leaving)
-        preempted: list[Ticket] = []
+        num_coming = sum(self.budget.reserved_tokens(key) for _, key in self._leaving)
+        preempted: list[QueuedRequest] = []
         short, self._short = self._short, []
         for engine_key in short:
-            ticket = self._tickets.get(engine_key)
-            if ticket is None:  # the request has left, or was preempted for another
+            queued = self._queued.get(engine_key)
+            if queued is None:  # the request has left, or was preempted for another
                 continue
-            num_blocks = self.budget.blocks_of(ticket.num_known_tokens + self._margin)
-            num_tokens = self._promise_of(ticket, num_blocks * self.budget.block_tokens - self._margin)
+            num_blocks = self.budget.blocks_of(queued.num_known_tokens + self._margin)
+            num_tokens = self._reservation_of(queued, num_blocks * self.budget.block_tokens - self._margin)
             if self.budget.grow(engine_key, num_tokens):
                 continue
-            num_missing = num_tokens - self.budget.promised_tokens(engine_key)
-            while num_coming < num_missing and engine_key in self._tickets:
-                victim = self._victim(ticket)
-                num_coming += self.budget.promised_tokens(victim)
+            num_missing = num_tokens - self.budget.reserved_tokens(engine_key)
+            while num_coming < num_missing and engine_key in self._queued:
+                victim = self._victim(queued)
+                num_coming += self.budget.reserved_tokens(victim)
                 preempted.append(self._preempt(victim))
-            if engine_key in self._tickets:
+            if engine_key in self._queued:
                 num_coming -= num_missing
                 self._short.append(engine_key)
         return preempted
 
-    def _num_rest(self, ticket: Ticket) -> int:
+    def _num_rest(self, queued: QueuedRequest) -> int:
         """Return the tokens that a request is still expected to make, at least 1."""
-        return max(1, self._typical.expected_tokens(ticket.request) - ticket.num_output_tokens)
+        return max(1, self._typical.expected_tokens(queued.request) - queued.num_output_tokens)
 
-    def _promise_of(self, ticket: Ticket, num_tokens: int) -> int:
+    def _reservation_of(self, queued: QueuedRequest, num_tokens: int) -> int:
         """Return `num_tokens` with the margin for the next steps, at most what the request can ever have."""
-        return min(num_tokens + self._margin, self._most_tokens(ticket.request))
+        return min(num_tokens + self._margin, self._most_tokens(queued.request))
 
     def _most_tokens(self, request: GenerationRequest) -> int:
         """Return the most tokens of a request in the KV cache; the last token is never fed back.
@@ -274,49 +274,49 @@ class InFlight:
             return num_tokens
         return sampling.beam_width * self.budget.blocks_of(num_tokens) * self.budget.block_tokens
 
-    def _learn(self, ticket: Ticket, now_s: float) -> None:
+    def _learn(self, queued: QueuedRequest, now_s: float) -> None:
         """Learn the stay and the output length of a request that came to its end."""
-        if ticket.started_s is not None:
-            self.estimate.note_end(now_s - ticket.started_s)
-        self._forecast.learn(ticket.request, ticket.num_output_tokens)
-        self._typical.learn(ticket.request, ticket.num_output_tokens)
+        if queued.started_s is not None:
+            self.estimate.note_end(now_s - queued.started_s)
+        self._forecast.learn(queued.request, queued.num_output_tokens)
+        self._typical.learn(queued.request, queued.num_output_tokens)
 
-    def _needs_more(self, engine_key: int, ticket: Ticket) -> bool:
-        return self._promise_of(ticket, ticket.num_known_tokens) > self.budget.promised_tokens(engine_key)
+    def _needs_more(self, engine_key: int, queued: QueuedRequest) -> bool:
+        return self._reservation_of(queued, queued.num_known_tokens) > self.budget.reserved_tokens(engine_key)
 
-    def _victim(self, ticket: Ticket) -> int:
-        """Return the key of the youngest preemptible request of the lowest class, which may be `ticket`'s own.
+    def _victim(self, queued: QueuedRequest) -> int:
+        """Return the key of the youngest preemptible request of the lowest class, which may be `queued`'s own.
 
-        No request of a class above that of `ticket` is chosen.
+        No request of a class above that of `queued` is chosen.
         """
         keys = [
             key
-            for key, running in self._tickets.items()
-            if running.is_preemptible and running.priority >= ticket.priority
+            for key, running in self._queued.items()
+            if running.is_preemptible and running.priority >= queued.priority
         ]
-        return max(keys, key=lambda key: (self._tickets[key].priority, self._tickets[key].started_s or 0.0))
+        return max(keys, key=lambda key: (self._queued[key].priority, self._queued[key].started_s or 0.0))
 
-    def _preempt(self, engine_key: int) -> Ticket:
+    def _preempt(self, engine_key: int) -> QueuedRequest:
         perf = self._engine.perf_of(engine_key)
-        ticket = self._stop(engine_key)
-        ticket.perf = perf
-        ticket.num_preemptions += 1
-        ticket.is_preemptible = False
+        queued = self._stop(engine_key)
+        queued.perf = perf
+        queued.num_preemptions += 1
+        queued.is_preemptible = False
         self.num_preemptions += 1
-        return ticket
+        return queued
 
-    def _stop(self, engine_key: int) -> Ticket:
+    def _stop(self, engine_key: int) -> QueuedRequest:
         self._engine.cancel(engine_key)
         self._leaving.append((self._num_steps + _STEPS_TO_FREE, engine_key))
         return self._leave(engine_key)
 
-    def _leave(self, engine_key: int) -> Ticket:
+    def _leave(self, engine_key: int) -> QueuedRequest:
         """Take a request off the running ones; its reservation is still to be released."""
-        ticket = self._tickets.pop(engine_key)
-        del self._keys[ticket.key]
+        queued = self._queued.pop(engine_key)
+        del self._keys[queued.key]
         self._limits.pop(engine_key, None)
         self.estimate.ends.end(engine_key)
-        self._prefill.end(engine_key, ticket.priority)
-        num_made = ticket.num_output_tokens - (len(ticket.output_ids) if ticket.num_preemptions else 0)
-        self._settle(ticket, float(self.budget.promised_tokens(engine_key) * max(1, num_made)))
-        return ticket
+        self._prefill.end(engine_key, queued.priority)
+        num_made = queued.num_output_tokens - (len(queued.output_ids) if queued.num_preemptions else 0)
+        self._true_up(queued, float(self.budget.reserved_tokens(engine_key) * max(1, num_made)))
+        return queued

@@ -52,7 +52,7 @@ class RefuseClass(Measure):
         return None if request.scheduling.priority == self._priority else request
 
 
-class Ladder:
+class LoadShedding:
     """The load-shedding levels in force: at most one is entered or left every `min_step_s`.
 
     A level is entered at its `enter`, and left below its `leave`: a load between the two changes nothing.

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from ensemble_configs.spec.admission_spec import QueueSpec
 from serving.admission.fair_shares import Backlog, FairShares
-from serving.admission.queued_request import Ticket
+from serving.admission.queued_request import QueuedRequest
 from serving.engines.seam.scheduling import Priority
 
 _IsOverShare = Callable[[str], bool]  # takes the name of a tenant
-_MayBegin = Callable[[Ticket], bool]
+_MayBegin = Callable[[QueuedRequest], bool]
 
 STARTS_FOR_AGED = 4  # one start of this many is for the oldest aged request
 _MAX_PASSES = 64
@@ -26,36 +26,36 @@ class QueuePolicy(ABC):
         """Return the number of waiting requests."""
 
     @abstractmethod
-    def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
+    def put(self, queued: QueuedRequest, *, is_ahead: bool = False) -> None:
         """Add a request; `is_ahead`: it was preempted, and goes before its equals."""
 
     @abstractmethod
-    def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
+    def first(self, now_s: float) -> tuple[QueuedRequest, Priority] | None:
         """Return the request that starts next, and the class from which it may take room; None: nothing can start.
 
         The class is the request's own, or a higher one if the request has waited long.
         """
 
     @abstractmethod
-    def take(self, ticket: Ticket) -> None:
+    def take(self, queued: QueuedRequest) -> None:
         """Remove a request that starts."""
 
     @abstractmethod
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, queued: QueuedRequest) -> None:
         """Remove a request that leaves without having started."""
 
-    def settle(self, ticket: Ticket, work: float) -> None:
+    def true_up(self, queued: QueuedRequest, work: float) -> None:
         """Account for the work of a request that has stopped running."""
 
-    def pass_over(self, ticket: Ticket) -> bool:  # noqa: ARG002  most let nobody pass
+    def pass_over(self, queued: QueuedRequest) -> bool:  # noqa: ARG002  most let nobody pass
         """Return whether other requests may go before the next one, which does not fit; `first` then names another."""
         return False
 
     @abstractmethod
-    def ahead_of(self, ticket: Ticket) -> Backlog:
+    def ahead_of(self, queued: QueuedRequest) -> Backlog:
         """Return the most that would start before a request that comes now."""
 
-    def num_aged_ahead_of(self, ticket: Ticket) -> tuple[int, int] | None:  # noqa: ARG002  most know no age
+    def num_aged_ahead_of(self, queued: QueuedRequest) -> tuple[int, int] | None:  # noqa: ARG002  most know no age
         """Return the waiting requests of the classes above and the other waiting ones, if aged requests have a turn.
 
         None: age gives no turn.
@@ -67,7 +67,7 @@ class QueuePolicy(ABC):
         """Return what waits of a class."""
 
     @abstractmethod
-    def waiting_of_tenant(self, ticket: Ticket) -> tuple[Backlog, float]:
+    def waiting_of_tenant(self, queued: QueuedRequest) -> tuple[Backlog, float]:
         """Return what a request's tenant has waiting in its class, and the tenant's weight.
 
         The weight is math.inf where tenants are not told apart.
@@ -80,52 +80,52 @@ class FirstComeFirstServed(QueuePolicy):
     def __init__(self, spec: QueueSpec, is_over_share: _IsOverShare, may_begin: _MayBegin) -> None:
         del spec, is_over_share, may_begin
         self._classes = dict.fromkeys(Priority, Backlog())
-        self._order: OrderedDict[int, Ticket] = OrderedDict()
-        self._ahead: list[Ticket] = []  # preempted requests; the last goes first
+        self._order: OrderedDict[int, QueuedRequest] = OrderedDict()
+        self._ahead: list[QueuedRequest] = []  # preempted requests; the last goes first
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
         return len(self._order) + len(self._ahead)
 
-    def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
+    def put(self, queued: QueuedRequest, *, is_ahead: bool = False) -> None:
         """Add a request at the end of the queue, or at its front."""
         if is_ahead:
-            self._ahead.append(ticket)
+            self._ahead.append(queued)
         else:
-            self._order[ticket.key] = ticket
-        self._count(ticket, 1)
+            self._order[queued.key] = queued
+        self._count(queued, 1)
 
-    def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
+    def first(self, now_s: float) -> tuple[QueuedRequest, Priority] | None:
         """Return the oldest request and its class."""
         del now_s
-        ticket = self._ahead[-1] if self._ahead else next(iter(self._order.values()), None)
-        return None if ticket is None else (ticket, ticket.priority)
+        queued = self._ahead[-1] if self._ahead else next(iter(self._order.values()), None)
+        return None if queued is None else (queued, queued.priority)
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, queued: QueuedRequest) -> None:
         """Remove a request that starts."""
-        self.remove(ticket)
+        self.remove(queued)
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, queued: QueuedRequest) -> None:
         """Remove a request."""
-        if self._order.pop(ticket.key, None) is None:
-            self._ahead.remove(ticket)
-        self._count(ticket, -1)
+        if self._order.pop(queued.key, None) is None:
+            self._ahead.remove(queued)
+        self._count(queued, -1)
 
-    def ahead_of(self, ticket: Ticket) -> Backlog:
+    def ahead_of(self, queued: QueuedRequest) -> Backlog:
         """Return everything that waits."""
-        del ticket
+        del queued
         return sum(self._classes.values(), Backlog())
 
     def waiting_of(self, priority: Priority) -> Backlog:
         """Return what waits of a class."""
         return self._classes[priority]
 
-    def waiting_of_tenant(self, ticket: Ticket) -> tuple[Backlog, float]:
+    def waiting_of_tenant(self, queued: QueuedRequest) -> tuple[Backlog, float]:
         """Return what waits of a request's class, and math.inf: tenants are not told apart."""
-        return self._classes[ticket.priority], math.inf
+        return self._classes[queued.priority], math.inf
 
-    def _count(self, ticket: Ticket, sign: int) -> None:
-        self._classes[ticket.priority] += Backlog(sign, sign * ticket.num_queued_tokens)
+    def _count(self, queued: QueuedRequest, sign: int) -> None:
+        self._classes[queued.priority] += Backlog(sign, sign * queued.num_queued_tokens)
 
 
 class FairClasses(QueuePolicy):
@@ -140,7 +140,7 @@ class FairClasses(QueuePolicy):
         self._ageing_s = spec.ageing_s
         self._may_begin = may_begin
         self._num_starts_since_aged = 0
-        self._aged: Ticket | None = None  # the request that has the next start for its age
+        self._aged: QueuedRequest | None = None  # the request that has the next start for its age
         self._num_passes = 0
         self._classes = {
             priority: FairShares(
@@ -153,70 +153,70 @@ class FairClasses(QueuePolicy):
         """Return the number of waiting requests."""
         return sum(len(line) for line in self._classes.values())
 
-    def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
+    def put(self, queued: QueuedRequest, *, is_ahead: bool = False) -> None:
         """Add a request to the queue of its class."""
-        self._classes[ticket.priority].put(ticket, is_ahead=is_ahead)
+        self._classes[queued.priority].put(queued, is_ahead=is_ahead)
 
-    def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
+    def first(self, now_s: float) -> tuple[QueuedRequest, Priority] | None:
         """Return the next request of the highest class, or one that has waited too long."""
         for priority in Priority:
-            ticket = self._classes[priority].first()
-            if ticket is not None and self._may_begin(ticket):
+            queued = self._classes[priority].first()
+            if queued is not None and self._may_begin(queued):
                 self._aged = self._find_aged(now_s) if self._num_starts_since_aged >= STARTS_FOR_AGED - 1 else None
-                return self._aged or ticket, priority
+                return self._aged or queued, priority
         return None
 
-    def _find_aged(self, now_s: float) -> Ticket | None:
+    def _find_aged(self, now_s: float) -> QueuedRequest | None:
         if not self._ageing_s:
             return None
-        oldest = [ticket for line in self._classes.values() if (ticket := line.oldest()) is not None]
+        oldest = [queued for line in self._classes.values() if (queued := line.oldest()) is not None]
         aged = [one for one in oldest if now_s - one.arrival_s >= self._ageing_s and self._may_begin(one)]
-        return min(aged, key=lambda ticket: (ticket.arrival_s, -ticket.priority), default=None)
+        return min(aged, key=lambda queued: (queued.arrival_s, -queued.priority), default=None)
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, queued: QueuedRequest) -> None:
         """Remove a request that starts, and count its start."""
-        if ticket is self._aged:
+        if queued is self._aged:
             self._num_starts_since_aged = self._num_passes = 0
         else:
             self._num_starts_since_aged += 1
         self._aged = None
-        self._classes[ticket.priority].take(ticket)
+        self._classes[queued.priority].take(queued)
 
-    def settle(self, ticket: Ticket, work: float) -> None:
+    def true_up(self, queued: QueuedRequest, work: float) -> None:
         """Pass the work of a request on to its tenant's share."""
-        self._classes[ticket.priority].settle(ticket, work)
+        self._classes[queued.priority].true_up(queued, work)
 
-    def pass_over(self, ticket: Ticket) -> bool:
+    def pass_over(self, queued: QueuedRequest) -> bool:
         """Return whether the next request is an aged one that may be passed by, at most `_MAX_PASSES` times."""
-        if ticket is not self._aged or self._num_passes >= _MAX_PASSES:
+        if queued is not self._aged or self._num_passes >= _MAX_PASSES:
             return False
         self._num_passes += 1
         self._num_starts_since_aged = 0
         return True
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, queued: QueuedRequest) -> None:
         """Remove a request."""
-        self._classes[ticket.priority].remove(ticket)
+        self._classes[queued.priority].remove(queued)
 
-    def ahead_of(self, ticket: Ticket) -> Backlog:
+    def ahead_of(self, queued: QueuedRequest) -> Backlog:
         """Return what waits of the classes above, and what tenants' shares put before a request in its own class."""
-        above = (line.backlog for priority, line in self._classes.items() if priority < ticket.priority)
-        return sum(above, self._classes[ticket.priority].ahead_of(ticket.tenant))
+        above = (line.backlog for priority, line in self._classes.items() if priority < queued.priority)
+        return sum(above, self._classes[queued.priority].ahead_of(queued.tenant))
 
-    def num_aged_ahead_of(self, ticket: Ticket) -> tuple[int, int] | None:
+    def num_aged_ahead_of(self, queued: QueuedRequest) -> tuple[int, int] | None:
         """Return the waiting requests of the classes above and the other waiting ones: all are older than a new one."""
         if not self._ageing_s:
             return None
-        num_above = sum(len(line) for priority, line in self._classes.items() if priority < ticket.priority)
+        num_above = sum(len(line) for priority, line in self._classes.items() if priority < queued.priority)
         return num_above, len(self) - num_above
 
     def waiting_of(self, priority: Priority) -> Backlog:
         """Return what waits of a class."""
         return self._classes[priority].backlog
 
-    def waiting_of_tenant(self, ticket: Ticket) -> tuple[Backlog, float]:
+    def waiting_of_tenant(self, queued: QueuedRequest) -> tuple[Backlog, float]:
         """Return what a request's tenant has waiting in its class, and its weight."""
-        return self._classes[ticket.priority].waiting_of(ticket.tenant)
+        return self._classes[queued.priority].waiting_of(queued.tenant)
 
 
 POLICIES: dict[str, Callable[[QueueSpec, _IsOverShare, _MayBegin], QueuePolicy]] = {

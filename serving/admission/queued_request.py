@@ -9,7 +9,7 @@ from serving.engines.seam.scheduling import Priority
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Ticket:
+class QueuedRequest:
     """A request that waits, runs, may be preempted once and wait again, and ends; times in seconds of the clock."""
 
     request: GenerationRequest

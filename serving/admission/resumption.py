@@ -3,7 +3,7 @@
 
 import msgspec
 
-from serving.admission.queued_request import Ticket
+from serving.admission.queued_request import QueuedRequest
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 
 _DEFAULTS = {
@@ -27,14 +27,14 @@ def is_resumable(request: GenerationRequest) -> bool:
     return asked <= _RESUMABLE and not (sampling.seed is not None and not sampling.is_greedy)
 
 
-def resumed(ticket: Ticket, key: int) -> GenerationRequest:
+def resumed(queued: QueuedRequest, key: int) -> GenerationRequest:
     """Return the rest of a preempted request, as a request of its own under `key`."""
-    request, num_output = ticket.request, len(ticket.output_ids)
+    request, num_output = queued.request, len(queued.output_ids)
     sampling = msgspec.structs.replace(request.sampling, max_tokens=request.sampling.max_tokens - num_output)
     return msgspec.structs.replace(
         request,
         key=key,
-        input_ids=request.input_ids + ticket.output_ids,
+        input_ids=request.input_ids + queued.output_ids,
         sampling=sampling,
         num_output_ids=num_output,
     )

@@ -3,12 +3,12 @@
 
 from collections.abc import Mapping
 
-from serving.admission.kv_budget import Room
+from serving.admission.kv_budget import KvAmount
 
 EXPECTED_S = 60.0  # no room is kept for tenants that have sent nothing for this long
 
 _FAR = 1.5  # times a fair share
-_NOTHING = Room(0, 0, 0)
+_NOTHING = KvAmount(0, 0, 0)
 
 
 class TenantReserve:
@@ -26,7 +26,7 @@ class TenantReserve:
     def __init__(self, share: float, weights: Mapping[str, float]) -> None:
         self._share = share
         self._weights = weights
-        self._held: dict[str, Room] = {}
+        self._held: dict[str, KvAmount] = {}
         self._weight = 0.0  # sum over the tenants that hold something
         self._last: tuple[str, float] | None = None  # the tenant of the last arrival, and its time
         self._last_other_s: float | None = None  # time of the last arrival of another tenant
@@ -37,7 +37,7 @@ class TenantReserve:
             self._last_other_s = self._last[1]
         self._last = (tenant, now_s)
 
-    def hold(self, tenant: str, room: Room) -> None:
+    def hold(self, tenant: str, room: KvAmount) -> None:
         """Add `room` to what a tenant has reserved; negative amounts release."""
         before = self._held.get(tenant)
         held = room if before is None else before + room
@@ -49,14 +49,14 @@ class TenantReserve:
         del self._held[tenant]
         self._weight = self._weight - self._weight_of(tenant) if self._held else 0.0  # exactly
 
-    def of(self, tenant: str, whole: Room) -> Room:
+    def of(self, tenant: str, whole: KvAmount) -> KvAmount:
         """Return what must stay free of the amount that this tenant could take."""
         share = self._share
         if not share or not self._has_others(tenant) or not self.is_over(tenant, whole, _FAR):
             return _NOTHING
-        return Room(int(share * whole.num_seats), int(share * whole.num_blocks), int(share * whole.num_tokens))
+        return KvAmount(int(share * whole.num_seats), int(share * whole.num_blocks), int(share * whole.num_tokens))
 
-    def is_over(self, tenant: str, whole: Room, times: float = 1.0) -> bool:
+    def is_over(self, tenant: str, whole: KvAmount, times: float = 1.0) -> bool:
         """Return whether a tenant with one more request holds more than `times` its fair share."""
         held = self._held.get(tenant, _NOTHING)
         weight = self._weight_of(tenant)

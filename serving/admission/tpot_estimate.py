@@ -16,7 +16,7 @@ _STEPS_PER_FIT = 10
 _PROMPT_WEIGHT = 0.02  # of the newest step
 
 
-class Pace:
+class TpotEstimate:
     """The TPOT estimate of one engine, by the time between the steps that make tokens.
 
     An engine that steps by itself is asked more often than it has tokens, and a prefill may make none: such time counts

@@ -7,9 +7,9 @@ from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.expected_ends import ExpectedEnds
 from serving.admission.fair_shares import Backlog
-from serving.admission.kv_budget import Room
+from serving.admission.kv_budget import KvAmount
 from serving.admission.policies import STARTS_FOR_AGED
-from serving.admission.queued_request import Ticket
+from serving.admission.queued_request import QueuedRequest
 from serving.engines.seam.scheduling import Priority
 
 _FORGET = 0.98  # of each sample's weight with every one that follows: the last fifty count
@@ -65,48 +65,48 @@ class WaitEstimate:
         """Return the recent seconds from a start to the end; 0 before the first sample."""
         return self._stay.value
 
-    def service_s(self, ticket: Ticket) -> float:
+    def service_s(self, queued: QueuedRequest) -> float:
         """Return the seconds from a request's start to its end, by what its tenant's requests made.
 
         The result is 0 while nothing is known.
         """
-        return self.first_token_s + ticket.num_queued_output_tokens * self.ends.token_s
+        return self.first_token_s + queued.num_queued_output_tokens * self.ends.token_s
 
     def is_over_share(self, tenant: str) -> bool:
         """Return whether a tenant holds more than its fair share."""
         return self._budget.is_over_share(tenant)
 
-    def room_for(self, ticket: Ticket) -> Room:
+    def room_for(self, queued: QueuedRequest) -> KvAmount:
         """Return the free KV budget that a request may take."""
-        return self._budget.room_for(ticket.priority, ticket.tenant)
+        return self._budget.room_for(queued.priority, queued.tenant)
 
-    def may_begin(self, ticket: Ticket) -> bool:
+    def may_begin(self, queued: QueuedRequest) -> bool:
         """Return whether a request's prompt may be prefilled beside what runs, if there is room for it."""
-        return self._prefill.may_begin(ticket.priority, ticket.num_known_tokens)
+        return self._prefill.may_begin(queued.priority, queued.num_known_tokens)
 
-    def note_waiting(self, ticket: Ticket, *, is_waiting: bool) -> None:
+    def note_waiting(self, queued: QueuedRequest, *, is_waiting: bool) -> None:
         """Note that a request waits, or waits no longer."""
-        if ticket.priority is Priority.BATCH:
-            (self._prefill.wait if is_waiting else self._prefill.wait_no_longer)(ticket.num_known_tokens)
+        if queued.priority is Priority.BATCH:
+            (self._prefill.wait if is_waiting else self._prefill.wait_no_longer)(queued.num_known_tokens)
 
-    def fits_now(self, waiting: Backlog, ticket: Ticket) -> bool:
+    def fits_now(self, waiting: Backlog, queued: QueuedRequest) -> bool:
         """Return whether there is room for all of `waiting`, which ends with this request."""
-        if ticket.priority is Priority.BATCH and not self._prefill.begins_next(ticket.num_known_tokens):
+        if queued.priority is Priority.BATCH and not self._prefill.begins_next(queued.num_known_tokens):
             return False
-        return self.room_for(ticket).holds(self._budget.needs(waiting.num_requests, waiting.num_tokens))
+        return self.room_for(queued).holds(self._budget.needs(waiting.num_requests, waiting.num_tokens))
 
-    def wait_s(self, ahead: Backlog, ticket: Ticket) -> float:
+    def wait_s(self, ahead: Backlog, queued: QueuedRequest) -> float:
         """Return the seconds until there is room for a new request behind `ahead`; 0 while nothing is known."""
-        needed = self._budget.needs(ahead.num_requests + 1, ahead.num_tokens + ticket.num_queued_tokens)
-        share = 1.0 - self._share_above(ticket.priority, ticket.arrival_s)
-        room = self.room_for(ticket)
+        needed = self._budget.needs(ahead.num_requests + 1, ahead.num_tokens + queued.num_queued_tokens)
+        share = 1.0 - self._share_above(queued.priority, queued.arrival_s)
+        room = self.room_for(queued)
         return self.ends.seconds_until(needed, room, share=max(share, _LEAST_SHARE), stay_s=self.stay_s)
 
-    def held_back_s(self, ahead: Backlog, ticket: Ticket) -> float:
+    def held_back_s(self, ahead: Backlog, queued: QueuedRequest) -> float:
         """Return the seconds until a request's prompt may be prefilled, whatever room there is; 0 for all but batch."""
-        if ticket.priority is not Priority.BATCH:
+        if queued.priority is not Priority.BATCH:
             return 0.0
-        num_steps = self._prefill.steps_until(ticket.num_known_tokens, num_ahead=ahead.num_requests)
+        num_steps = self._prefill.steps_until(queued.num_known_tokens, num_ahead=ahead.num_requests)
         return num_steps * self.ends.token_s
 
     def turn_s(self, num_above: int, num_beside: int, *, ageing_s: float) -> float:

@@ -10,7 +10,7 @@ _TIMEOUT_S = 30.0
 
 
 def fetch_descriptors(path: Path) -> tuple[int, int | None]:
-    """Return the sockets to the adapter and, if there is one, for guests, from the guard that listens at `path`.
+    """Return the sockets to the adapter and, if there is one, for clients, from the guard that listens at `path`.
 
     Raises:
         OSError: there is no such guard.
@@ -19,5 +19,5 @@ def fetch_descriptors(path: Path) -> tuple[int, int | None]:
         guard.settimeout(_TIMEOUT_S)
         connect_socket(guard, path)
         _, fds, _, _ = socket.recv_fds(guard, 1, 2)
-    owner, *guests = fds
-    return owner, guests[0] if guests else None
+    owner, *clients = fds
+    return owner, clients[0] if clients else None

@@ -91,7 +91,7 @@ class GuardedProcess:
         start: plan of the start.
         guard: command line of the guard's program.
         command: command line of the engine's process, without its launcher.
-        fds: descriptors for the engine: its socket to the adapter, and the socket for guests.
+        fds: descriptors for the engine: its socket to the adapter, and the socket for clients.
         run_dir: folder of the server; the folder of this start is made there.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of an engine's process: the adapter that started it (the owner), and later clients (guests).
+"""The connections of an engine's process: the adapter that started it (the owner), and later clients (clients).
 
 Each caller has keys of its own for its requests.
 """
@@ -45,19 +45,19 @@ class _Request:
     request_id: str  # given by the client; may be empty or used twice
 
 
-class Switchboard:
+class EngineConnections:
     """The channels of an engine's process; requests go in and chunks come out by the engine's keys.
 
     One thread receives. Other threads may send at the same time, and `wake` the receiver.
 
     Args:
         owner: channel of the owner; its end is the end of the engine.
-        guests: listening socket for guests; the end of a guest is the end of its requests.
+        clients: listening socket for clients; the end of a client is the end of its requests.
     """
 
-    def __init__(self, owner: Channel, guests: socket.socket | None, info: EngineInfo) -> None:
+    def __init__(self, owner: Channel, clients: socket.socket | None, info: EngineInfo) -> None:
         self._info = info
-        self._guests = guests
+        self._clients = clients
         self._selector = selectors.DefaultSelector()
         self._waking, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -67,9 +67,9 @@ class Switchboard:
         self._last_key = 0
         self._owner_heard_s = float("-inf")
         self._owner = self._welcome(owner, is_owner=True)
-        if guests is not None:
-            guests.setblocking(False)
-            self._selector.register(guests, selectors.EVENT_READ)
+        if clients is not None:
+            clients.setblocking(False)
+            self._selector.register(clients, selectors.EVENT_READ)
 
     def receive(self, *, timeout_s: float) -> list[GenerationRequest | int]:
         """Wait up to `timeout_s` for messages, and return requests to run and keys of requests to stop.
@@ -124,7 +124,7 @@ class Switchboard:
             step, caller.chunks = Step(caller.chunks, stats), []
             try:
                 caller.channel.send(step)
-            except ChannelClosed:  # of a guest: its end is read where its commands are
+            except ChannelClosed:  # of a client: its end is read where its commands are
                 if caller.is_owner:
                     raise
 
@@ -163,9 +163,9 @@ class Switchboard:
         self._talkers.add(caller)
 
     def _let_in(self) -> None:
-        assert self._guests is not None
+        assert self._clients is not None
         try:
-            sock, _ = self._guests.accept()
+            sock, _ = self._clients.accept()
         except OSError:  # it went away again
             return
         sock.setblocking(True)
@@ -211,8 +211,8 @@ class Switchboard:
                 ]
         raise AssertionError(f"not a command: {command!r}")
 
-    def _forget(self, guest: _Caller) -> list[GenerationRequest | int]:
-        """Remove a guest that is gone, and return the keys of its requests, to stop them without a reply."""
-        self._selector.unregister(guest.channel)
-        guest.channel.close()
-        return list(guest.engine_keys.values())
+    def _forget(self, client: _Caller) -> list[GenerationRequest | int]:
+        """Remove a client that is gone, and return the keys of its requests, to stop them without a reply."""
+        self._selector.unregister(client.channel)
+        client.channel.close()
+        return list(client.engine_keys.values())

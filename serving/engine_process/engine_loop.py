@@ -22,10 +22,10 @@ from serving.admission.admitting_engine import AdmittingEngine
 from serving.doctor.release_check import releases_in_use
 from serving.engine_guard.descriptors import fetch_descriptors
 from serving.engine_guard.process_tree import end_with_parent
-from serving.engine_process.connections import HEARTBEAT_S, Switchboard
+from serving.engine_process.connections import HEARTBEAT_S, EngineConnections
 from serving.engine_process.engine_loading import load_engine
 from serving.engine_process.engine_messages import Broken, Channel, ChannelClosed, Command
-from serving.engine_process.ingress import Intake, begin, stop
+from serving.engine_process.ingress import Ingress, begin, stop
 from serving.engine_process.progress_watch import ProgressWatch
 from serving.engines.seam.base import Engine, GenerationRequest, TokenChunk
 from serving.engines.seam.clock import WallClock
@@ -38,7 +38,7 @@ _log = logging.getLogger("trireme.engine")
 CLOSE_TIMEOUT_S = 5.0
 
 
-def serve_engine(engine: Engine, switchboard: Switchboard, watch: ProgressWatch) -> None:
+def serve_engine(engine: Engine, connections: EngineConnections, watch: ProgressWatch) -> None:
     """Run the engine until it breaks or hangs, or its owner is gone.
 
     Raises:
@@ -46,18 +46,18 @@ def serve_engine(engine: Engine, switchboard: Switchboard, watch: ProgressWatch)
         ServerError: the engine hangs.
     """
     while True:
-        commands = switchboard.receive(timeout_s=_patience_s(engine))
+        commands = connections.receive(timeout_s=_patience_s(engine))
         endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
-        switchboard.send(endings + engine.step(), engine.stats())
+        connections.send(endings + engine.step(), engine.stats())
         watch.look(engine)
 
 
-def serve_admitting(engine: AdmittingEngine, switchboard: Switchboard, watch: ProgressWatch) -> None:
+def serve_admitting(engine: AdmittingEngine, connections: EngineConnections, watch: ProgressWatch) -> None:
     """Run the engine as `serve_engine` does, with a second thread that admits or refuses requests beside the steps."""
-    with Intake(engine, switchboard) as intake:
+    with Ingress(engine, connections) as ingress:
         while True:
-            stopped = [stop(engine, key) for key in intake.keys_to_stop(timeout_s=_patience_s(engine))]
-            switchboard.send(stopped + engine.step(), engine.stats())
+            stopped = [stop(engine, key) for key in ingress.keys_to_stop(timeout_s=_patience_s(engine))]
+            connections.send(stopped + engine.step(), engine.stats())
             watch.look(engine)
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     args = _arguments()
     set_up_log(args.log_format, model=args.release.parent.name, release=args.release.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
-    owner, guests = _sockets(args)
+    owner, clients = _sockets(args)
     channel = Channel(owner, Command)
     tell: Callable[[Broken], None] = channel.send
     with contextlib.ExitStack() as ending:
@@ -95,14 +95,14 @@ def main() -> None:
             ending.enter_context(releases_in_use(release))
             engine = load_engine(release, folder=args.release, run_dir=args.run_dir, is_inner=args.inner)
             ending.callback(close_engine, engine, args.close_timeout_s or CLOSE_TIMEOUT_S)
-            switchboard = Switchboard(channel, guests, engine.info)
-            ending.callback(switchboard.close)  # first: callers need not wait for the engine's end
-            tell = switchboard.tell_all
+            connections = EngineConnections(channel, clients, engine.info)
+            ending.callback(connections.close)  # first: callers need not wait for the engine's end
+            tell = connections.tell_all
             watch = ProgressWatch(WallClock(), watchdog_s=release.engine.watchdog_s)
             if isinstance(engine, AdmittingEngine):
-                serve_admitting(engine, switchboard, watch)
+                serve_admitting(engine, connections, watch)
             else:
-                serve_engine(engine, switchboard, watch)
+                serve_engine(engine, connections, watch)
         except ChannelClosed:
             _log.info("the adapter hung up; the engine ends")
         except Exception as exc:
@@ -117,11 +117,11 @@ def main() -> None:
 
 
 def _sockets(args: argparse.Namespace) -> tuple[socket.socket, socket.socket | None]:
-    owner, guests = args.fd, args.guests_fd
+    owner, clients = args.fd, args.clients_fd
     if args.fetch_fds is not None:
         end_with_parent()  # the guard, or its launcher
-        owner, guests = fetch_descriptors(args.fetch_fds)
-    return socket.socket(fileno=owner), None if guests is None else socket.socket(fileno=guests)
+        owner, clients = fetch_descriptors(args.fetch_fds)
+    return socket.socket(fileno=owner), None if clients is None else socket.socket(fileno=clients)
 
 
 def _arguments() -> argparse.Namespace:
@@ -130,7 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the server's processes")
     parser.add_argument("--fd", type=int, help="inherited socket to the adapter")
     parser.add_argument("--inner", action="store_true", help="only the engine, for the process that loads it on demand")
-    parser.add_argument("--guests-fd", type=int, help="inherited socket that listens for other adapters")
+    parser.add_argument("--clients-fd", type=int, help="inherited socket that listens for other adapters")
     parser.add_argument("--fetch-fds", type=Path, help="socket of the guard with both sockets, below a launcher")
     parser.add_argument("--close-timeout-s", type=float, help="seconds that the engine may take to free its resources")
     parser.add_argument("--log-format", choices=["text", "json"], default="text")

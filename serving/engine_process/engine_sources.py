@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sources of an adapter's engine: a process that the adapter starts (as owner), or another owner's process.
 
-One engine serves all models of a release: `tensorrt_llm` owns its process, `ensemble` is a client of it, a guest. The
-owner listens on a socket in the server's folder and hands it to each engine process that it starts, so guests wait in
+One engine serves all models of a release: `tensorrt_llm` owns its process, `ensemble` is a client of it, a client. The
+owner listens on a socket in the server's folder and hands it to each engine process that it starts, so clients wait in
 the socket's queue while an engine is being restarted.
 """
 
@@ -41,7 +41,7 @@ _log = logging.getLogger("trireme.engine_sources")
 _KILL_AFTER_S = 7.0
 _WHY_S = 0.5  # that callers may wait for the cause
 _POLL_S = 0.02
-# How long a guest waits for the owner to exist: Triton loads models in any order, and an owner that loads is there.
+# How long a client waits for the owner to exist: Triton loads models in any order, and an owner that loads is there.
 _OWNER_APPEARS_S = 60.0
 
 
@@ -84,7 +84,7 @@ class OwnedEngine(EngineSource):
 
     Args:
         release_dir: version folder with the release.json that names the engine.
-        listener: socket for guests of the engine.
+        listener: socket for clients of the engine.
         watchdog_s: seconds of silence after which the engine is ended; longer than the engine's longest step, and than
             a heartbeat of its process.
         is_inner: this source runs in the process of an engine that is loaded on demand.
@@ -208,7 +208,7 @@ class OwnedEngine(EngineSource):
             self._close_timeout_s = start.close_timeout_s + GUARD_S
             command += ["--close-timeout-s", str(start.close_timeout_s)]
         if not start.is_guarded:
-            for option, number in zip(("--fd", "--guests-fd"), numbers, strict=False):
+            for option, number in zip(("--fd", "--clients-fd"), numbers, strict=False):
                 command += [option, str(number)]
             return PlainProcess(command, start.environment_from(os.environ), numbers)
         guard = [command[0], "-m", "serving.engine_guard"]
@@ -216,7 +216,7 @@ class OwnedEngine(EngineSource):
 
 
 class SharedEngine(EngineSource):
-    """A guest's source: the engine that another model of the release owns."""
+    """A client's source: the engine that another model of the release owns."""
 
     def __init__(self, name: str) -> None:
         """Args: `name` of the engine, by `named_engine`."""
@@ -279,7 +279,7 @@ class SharedEngine(EngineSource):
 
 
 class EngineListener:
-    """The owner's listening socket for guests; it stays open while engines come and go."""
+    """The owner's listening socket for clients; it stays open while engines come and go."""
 
     def __init__(self, name: str) -> None:
         """Args: `name` of the engine, by `named_engine`."""
@@ -291,7 +291,7 @@ class EngineListener:
         return self._listener.socket.fileno()
 
     def close(self) -> None:
-        """Close the socket; waiting guests learn that there is no engine."""
+        """Close the socket; waiting clients learn that there is no engine."""
         self._listener.remove()
         self._listener.socket.close()
 

@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engine_process.connections import HEARTBEAT_S, Switchboard
+from serving.engine_process.connections import HEARTBEAT_S, EngineConnections
 from serving.engines.seam.base import Engine, FinishReason, GenerationRequest, TokenChunk
 from trireme.base.errors import RequestError, Unavailable
 
@@ -32,20 +32,20 @@ def stop(engine: Engine, key: int) -> TokenChunk:
     return TokenChunk(key, [], FinishReason.CANCELLED, perf=perf)
 
 
-class Intake:
+class Ingress:
     """The ingress thread as a context manager: the thread runs inside the context."""
 
-    def __init__(self, engine: AdmittingEngine, switchboard: Switchboard) -> None:
+    def __init__(self, engine: AdmittingEngine, connections: EngineConnections) -> None:
         self._engine = engine
-        self._switchboard = switchboard
+        self._connections = connections
         self._news = threading.Condition()  # of the three fields below
         self._has_news = False
         self._to_stop: list[int] = []
         self._failure: BaseException | None = None
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ingress", daemon=True)
 
-    def __enter__(self) -> "Intake":
+    def __enter__(self) -> "Ingress":
         self._thread.start()
         return self
 
@@ -53,7 +53,7 @@ class Intake:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_over = True
-        self._switchboard.wake()
+        self._connections.wake()
         self._thread.join(_ENDS_S)  # not for ever: it may be sending to a caller that does not read
 
     def keys_to_stop(self, *, timeout_s: float) -> list[int]:
@@ -74,7 +74,7 @@ class Intake:
     def _run(self) -> None:
         try:
             while not self._is_over:
-                self._meet(self._switchboard.receive(timeout_s=min(HEARTBEAT_S, self._engine.next_late_in_s())))
+                self._meet(self._connections.receive(timeout_s=min(HEARTBEAT_S, self._engine.next_late_in_s())))
         except BaseException as exc:  # without this thread no message is read, so the stepping thread ends, too
             self._tell_stepper([], exc)
 
@@ -90,7 +90,7 @@ class Intake:
             else:
                 to_stop.append(command)
         ends += self._engine.refuse_late()
-        self._switchboard.send(ends, None)
+        self._connections.send(ends, None)
         if commands:
             self._tell_stepper(to_stop, None)
 

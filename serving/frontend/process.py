@@ -19,7 +19,7 @@ import msgspec
 
 from serving.frontend.common.byte_budget import ByteBudget
 from serving.frontend.common.departures import Departures
-from serving.frontend.common.messages import Down, Ping, Refuse, Setting, Told, Upstream
+from serving.frontend.common.messages import Down, FrontendMessage, Ping, Refuse, Setting, Upstream
 from serving.process.server_log import set_up_log
 from trireme.base.errors import Unavailable
 
@@ -37,7 +37,7 @@ async def run(setting: Setting, parent: socket.socket) -> None:
     await frontend.listen(setting)
     reader, writer = await asyncio.open_connection(sock=parent)
     ticking = asyncio.create_task(_tick(frontend))
-    decoder = msgspec.json.Decoder(Told)
+    decoder = msgspec.json.Decoder(FrontendMessage)
     with contextlib.suppress(ConnectionError):  # the parent was killed
         while line := await reader.readline():
             match decoder.decode(line):

@@ -23,13 +23,13 @@ from serving.pipeline.chunk_replies import ChunkReplies, note
 from serving.pipeline.left_clients import LeftClients
 from serving.pipeline.request_sequences import Generation, RequestSequences
 from serving.pipeline.response_checks import check_response
-from serving.pipeline.response_workers import ReplyLanes
+from serving.pipeline.response_workers import ResponseWorkers
 from serving.pipeline.running_request import Reply, ReplySink, RunningRequest
 from serving.pipeline.sequence_group import SequenceGroup
 from serving.process.left_streams import LEFT_STREAMS
 from serving.process.stub_warm_up import import_for_first_request
 from serving.requests.request_parameters import with_timeout
-from serving.requests.stream_state import Census, StreamContext
+from serving.requests.stream_state import StreamCheck, StreamContext
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import TextDecoder
@@ -50,7 +50,7 @@ class GenerationService:
         *,
         metrics: RequestMetrics,
         on_stats: Callable[[EngineStats], None] = lambda _: None,
-        take_census: Callable[[Census], Iterable[int]] | None = None,
+        find_abandoned: Callable[[StreamCheck], Iterable[int]] | None = None,
         client_check_s: float = 0.04,
     ) -> None:
         """Start the engine, or connect to it, and return when the engine is ready.
@@ -60,7 +60,7 @@ class GenerationService:
             source: the process or connection that the engine comes from.
             metrics: counts and times of requests.
             on_stats: called after every engine step that reports its figures.
-            take_census: asks postprocessing which of the streams with a context nobody reads. None: there is no step
+            find_abandoned: asks postprocessing which of the streams with a context nobody reads. None: there is no step
                 behind this step, and each sink knows about its own client.
             client_check_s: seconds between two checks of each sink for its client; a check costs a message to the
                 server and back.
@@ -76,9 +76,11 @@ class GenerationService:
         self._running: dict[int, RunningRequest] = {}
         self._lock = threading.Lock()  # of _running and _refusal: both ends of a request's life
         self._refusal: Unavailable | None = None
-        self._lanes = ReplyLanes(self._take_chunk, delay_s=self._chunk_delay_s)
+        self._workers = ResponseWorkers(self._take_chunk, delay_s=self._chunk_delay_s)
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
-        self._left = LeftClients(self._running_now, self._cancel, drop=self._engine.cancel, take_census=take_census)
+        self._left = LeftClients(
+            self._running_now, self._cancel, drop=self._engine.cancel, find_abandoned=find_abandoned
+        )
         self._replies = ChunkReplies(self._left.forget_text)
         self._asked = RequestSequences(release, text, self._engine.start(), metrics)
         self._is_closed = threading.Event()
@@ -177,7 +179,7 @@ class GenerationService:
         self._is_closed.set()
         self._end_listening()
         self._engine.close()
-        self._lanes.close()
+        self._workers.close()
 
     def _submit_all(self, sequences: list[Generation], group: SequenceGroup | None) -> None:
         try:
@@ -237,7 +239,7 @@ class GenerationService:
     # On the reader's thread. It sends the engine nothing, for the engine may be waiting for it to read.
 
     def _take_steps(self, steps: list[Step]) -> None:
-        self._lanes.put(chunk for step in steps for chunk in step.chunks)
+        self._workers.put(chunk for step in steps for chunk in step.chunks)
         for step in reversed(steps):
             if step.stats is not None:
                 self._tell_stats(step.stats)
@@ -275,7 +277,7 @@ class GenerationService:
         with self._lock:
             lost = list(self._running.values())
             self._running.clear()
-        self._lanes.clear()
+        self._workers.clear()
         for running in lost:
             running.is_ending = True
             note(TokenChunk(0, [], error=str(error)), running)

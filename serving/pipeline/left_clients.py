@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from serving.pipeline.running_request import RunningRequest
 from serving.process.left_streams import LEFT_STREAMS
-from serving.requests.stream_state import Census
+from serving.requests.stream_state import StreamCheck
 from trireme.base.errors import RequestCancelled
 
 _log = logging.getLogger("trireme.left_clients")
 
-CENSUS_S = 0.08
+STREAM_CHECK_S = 0.08
 
 _CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
 
@@ -30,8 +30,8 @@ class LeftClients:
         running_now: returns the running requests with their keys.
         cancel: ends some running requests with an error.
         drop: stops the engine's work for a key that belongs to no running request any more.
-        take_census: asks postprocessing which of the streams with a context nobody reads. None: there is no step behind
-            the engine step, and each sink knows about its own client.
+        find_abandoned: asks postprocessing which streams with a context nobody reads. None: there is no step behind the
+            engine step, and each sink knows about its own client.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class LeftClients:
         cancel: Callable[[Iterable[Running], RequestCancelled], None],
         *,
         drop: Callable[[int], None],
-        take_census: Callable[[Census], Iterable[int]] | None,
+        find_abandoned: Callable[[StreamCheck], Iterable[int]] | None,
     ) -> None:
         self._running_now = running_now
         self._cancel = cancel
         self._drop = drop
-        self._take_census = take_census
+        self._find_abandoned = find_abandoned
         self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
         self._orphans: list[int] = []  # in the engine, with nobody here to reply to
 
@@ -56,7 +56,7 @@ class LeftClients:
             client_check_s: seconds between two checks of each sink; a check costs a message to the server and back.
         """
         watches = {self._cancel_abandoned: client_check_s}
-        return watches if self._take_census is None else watches | {self._cancel_unread: CENSUS_S}
+        return watches if self._find_abandoned is None else watches | {self._cancel_unread: STREAM_CHECK_S}
 
     def cancel_departed(self) -> None:
         """End the requests of streams whose clients the server's frontends have seen leave."""
@@ -71,19 +71,19 @@ class LeftClients:
 
     def forget_text(self, running: RunningRequest) -> None:
         """Note a stream that has ended; the next abandoned-stream check makes postprocessing drop its text."""
-        if running.context is not None and self._take_census is not None:
+        if running.context is not None and self._find_abandoned is not None:
             self._lost_streams.append(running.context.key)
 
     def _cancel_abandoned(self) -> None:
         for key, running in self._running_now():
-            knows_its_client = running.context is None or self._take_census is None
+            knows_its_client = running.context is None or self._find_abandoned is None
             if knows_its_client and not running.is_ending and _is_abandoned(running):
                 self._cancel([(key, running)], _CLIENT_GONE)
         while self._orphans:
             self._drop(self._orphans.pop())
 
     def _cancel_unread(self) -> None:
-        assert self._take_census is not None
+        assert self._find_abandoned is not None
         streams = {
             running.context.key: (key, running)
             for key, running in self._running_now()
@@ -92,7 +92,7 @@ class LeftClients:
         lost_keys = tuple(self._lost_streams)
         if streams or lost_keys:
             num_chunks = {key: running.num_replies for key, (_, running) in streams.items()}
-            unread = self._take_census(Census(num_chunks, lost_keys))
+            unread = self._find_abandoned(StreamCheck(num_chunks, lost_keys))
             del self._lost_streams[: len(lost_keys)]
             self._cancel([streams[key] for key in unread], _CLIENT_GONE)
 

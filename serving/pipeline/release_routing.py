@@ -3,7 +3,7 @@
 
 A request's parameter `release` names the release that gives it tokenizer, engine and text. Release N is version N of
 every model and never changes. The first request for a release makes this stub a client of the release's engine
-(`serving.pipeline.late_pipeline`).
+(`serving.pipeline.lazy_pipeline`).
 """
 
 import threading
@@ -13,7 +13,7 @@ from typing import Any
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import SharedEngine, has_engine, named_engine
-from serving.pipeline.late_pipeline import LatePipeline
+from serving.pipeline.lazy_pipeline import LazyPipeline
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.requests.request_parameters import (
     RELEASE,
@@ -28,7 +28,7 @@ from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
-class PinnedReleases:
+class ReleaseRouting:
     """The release routing of one adapter; one thread starts requests, and the own release is open from the start."""
 
     def __init__(self, folder: Path, metric_family: Any) -> None:
@@ -45,7 +45,7 @@ class PinnedReleases:
         self._metric_family = metric_family
         self._prefix = prefix_of(folder.parent.name, "tensorrt_llm_bls")
         self._own = self._load(folder.name, SharedEngine(named_engine(self._prefix, folder.name)))
-        self._others: dict[str, LatePipeline] = {}
+        self._others: dict[str, LazyPipeline] = {}
         self._refusal: Unavailable | None = None
         self._lock = threading.Lock()  # a request to another release is refused, or counted as running
 
@@ -110,7 +110,7 @@ class PinnedReleases:
         for pipeline in self._all():
             pipeline.close()
 
-    def _all(self) -> list[TextPipeline | LatePipeline]:
+    def _all(self) -> list[TextPipeline | LazyPipeline]:
         return [self._own, *self._others.values()]
 
     def _load(self, version: str, source: SharedEngine) -> TextPipeline:
@@ -119,7 +119,7 @@ class PinnedReleases:
         is_accumulating = load_release(folder).bls.accumulate_tokens
         return TextPipeline.from_release(folder, source, metrics, is_accumulating=is_accumulating)
 
-    def _other(self, version: str) -> LatePipeline:
+    def _other(self, version: str) -> LazyPipeline:
         """Return the pipeline of another release; open it where needed.
 
         Raises:
@@ -139,5 +139,5 @@ class PinnedReleases:
             )
         if known is None:
             source = SharedEngine(engine)
-            known = self._others[version] = LatePipeline(lambda: self._load(version, source), give_up=source.close)
+            known = self._others[version] = LazyPipeline(lambda: self._load(version, source), give_up=source.close)
         return known

@@ -12,7 +12,7 @@ from serving.engines.seam.base import TokenChunk
 from serving.requests.extra_outputs import merged
 
 
-class ChunkGather:
+class ResponseCoalescer:
     """The chunks of some streams on their way out; for one thread.
 
     Args:

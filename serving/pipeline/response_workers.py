@@ -14,67 +14,67 @@ import threading
 from collections.abc import Callable, Iterable
 
 from serving.engines.seam.base import TokenChunk
-from serving.pipeline.response_coalescing import ChunkGather
+from serving.pipeline.response_coalescing import ResponseCoalescer
 
-_log = logging.getLogger("trireme.reply_lanes")
+_log = logging.getLogger("trireme.response_workers")
 
-# Half of the threads that Triton's Python backend has for a model's messages (`thread-pool-size`, 8): with 8 lanes a
+# Half of the threads that Triton's Python backend has for a model's messages (`thread-pool-size`, 8): with 8 workers a
 # benchmark once stood still, with 4 never.
-NUM_LANES = 4
+NUM_WORKERS = 4
 
 
-class ReplyLanes:
-    """The response workers of one service, called lanes here; the key of a stream picks its lane.
+class ResponseWorkers:
+    """The response workers of one service; the key of a stream picks its worker.
 
     Args:
-        reply: called on a lane's thread with each chunk to send.
-        delay_s: returns the seconds that chunks may wait to be joined (`ChunkGather`).
+        reply: called on a worker's thread with each chunk to send.
+        delay_s: returns the seconds that chunks may wait to be joined (`ResponseCoalescer`).
     """
 
     def __init__(self, reply: Callable[[TokenChunk], None], *, delay_s: Callable[[], float]) -> None:
-        self._lanes = [_Lane(reply, ChunkGather(delay_s)) for _ in range(NUM_LANES)]
-        self._refusals = _Lane(reply, ChunkGather(lambda: 0.0))
+        self._workers = [_Worker(reply, ResponseCoalescer(delay_s)) for _ in range(NUM_WORKERS)]
+        self._refusals = _Worker(reply, ResponseCoalescer(lambda: 0.0))
         self._begun: set[int] = set()  # streams with a chunk put, but not their last chunk
 
     def put(self, chunks: Iterable[TokenChunk]) -> None:
         """Queue chunks to be sent, each stream's chunks in the order given here; for one thread."""
-        parts: dict[_Lane, list[TokenChunk]] = {}
+        parts: dict[_Worker, list[TokenChunk]] = {}
         for chunk in chunks:
-            parts.setdefault(self._lane_of(chunk), []).append(chunk)
-        for lane, part in parts.items():
-            lane.inbox.put(part)
+            parts.setdefault(self._worker_of(chunk), []).append(chunk)
+        for worker, part in parts.items():
+            worker.inbox.put(part)
 
-    def _lane_of(self, chunk: TokenChunk) -> "_Lane":
-        lane = self._lanes[chunk.key % NUM_LANES]
+    def _worker_of(self, chunk: TokenChunk) -> "_Worker":
+        worker = self._workers[chunk.key % NUM_WORKERS]
         if chunk.error is None and chunk.finish_reason is None:
             self._begun.add(chunk.key)
         elif chunk.key in self._begun:
             self._begun.discard(chunk.key)
         elif chunk.error is not None:
             return self._refusals
-        return lane
+        return worker
 
     def clear(self) -> None:
         """Drop the waiting chunks: the engine is gone. Only the thread that calls `put` may call this."""
         self._begun.clear()
-        for lane in (*self._lanes, self._refusals):
-            lane.inbox.put(_CLEAR)
+        for worker in (*self._workers, self._refusals):
+            worker.inbox.put(_CLEAR)
 
     def close(self) -> None:
         """Stop sending and return at once; only a chunk whose sending has begun is still sent."""
-        for lane in (*self._lanes, self._refusals):
-            lane.inbox.put(_CLOSE)
+        for worker in (*self._workers, self._refusals):
+            worker.inbox.put(_CLOSE)
 
 
 _CLEAR, _CLOSE = "clear", "close"
 
 
-class _Lane:
-    def __init__(self, reply: Callable[[TokenChunk], None], gather: ChunkGather) -> None:
+class _Worker:
+    def __init__(self, reply: Callable[[TokenChunk], None], coalescer: ResponseCoalescer) -> None:
         self.inbox: queue.SimpleQueue[list[TokenChunk] | str] = queue.SimpleQueue()
         self._reply = reply
-        self._gather = gather
-        threading.Thread(target=self._run, name="reply-lane", daemon=True).start()
+        self._coalescer = coalescer
+        threading.Thread(target=self._run, name="reply-worker", daemon=True).start()
 
     def _run(self) -> None:
         while True:
@@ -83,17 +83,17 @@ class _Lane:
                 if item == _CLOSE:
                     return
                 if isinstance(item, str):
-                    self._gather.clear()
+                    self._coalescer.clear()
                     chunks.clear()
                 else:
                     chunks += item
-            for chunk in self._gather.due(chunks):
+            for chunk in self._coalescer.due(chunks):
                 self._reply_safely(chunk)
 
     def _arrived(self) -> list[list[TokenChunk] | str]:
         """Return everything in the inbox; wait for a first item, at the longest until a chunk is due."""
         try:
-            items = [self.inbox.get(timeout=self._gather.wait_s())]
+            items = [self.inbox.get(timeout=self._coalescer.wait_s())]
             while not self.inbox.empty():  # no other thread takes
                 items.append(self.inbox.get())
         except queue.Empty:

@@ -18,7 +18,7 @@ from ensemble_configs.render.release_file import load_release
 from serving.process.stub_warm_up import import_for_first_request
 from serving.requests.list_sizes import check_list_size
 from serving.requests.required_tensors import check_required
-from serving.requests.stream_state import Census, StreamState, unpack_final_states, unpack_state
+from serving.requests.stream_state import StreamCheck, StreamState, unpack_final_states, unpack_state
 from serving.text.detokenization import StreamText, TextDecoder
 from trireme.base.errors import RequestError
 
@@ -72,7 +72,7 @@ class TextStep:
     def respond(
         self, tensors: Mapping[str, npt.NDArray[np.generic]], is_cancelled: Callable[[], bool] = lambda: False
     ) -> npt.NDArray[np.object_]:
-        """Return the new text of each beam, ``[batch * beams]`` UTF-8; for a `Census`, packed keys of unread streams.
+        """Return the new text of each beam, ``[batch * beams]`` UTF-8; for a `StreamCheck`, keys of unread streams.
 
         Args:
             tensors: ``TOKENS_BATCH [batch, beams, n]``, perhaps ``SEQUENCE_LENGTH [batch, beams]``; with
@@ -94,7 +94,7 @@ class TextStep:
             answers = self._whole_texts(unpack_final_states(packed), beams)
         else:
             match unpack_state(packed.tobytes()):
-                case Census(num_chunks, lost_keys):
+                case StreamCheck(num_chunks, lost_keys):
                     for key in lost_keys:
                         self._streams.pop(key, None)
                     answers = [msgspec.msgpack.encode(self._unread(num_chunks))]

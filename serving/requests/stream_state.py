@@ -35,7 +35,7 @@ class StreamState(msgspec.Struct, frozen=True, array_like=True, tag=0):
     stop_strings: tuple[str, ...] = ()
 
 
-class Census(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class StreamCheck(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The abandoned-stream check from tensorrt_llm to postprocessing, by a call of its own: chunks sent to each stream.
 
     Only the step behind the engine can see that the client of an ensemble has gone: Triton tells the step with a chunk,
@@ -59,13 +59,13 @@ def new_stream_key() -> int:
     return next(_keys)
 
 
-def pack(value: StreamContext | StreamState | Census) -> npt.NDArray[np.generic]:
+def pack(value: StreamContext | StreamState | StreamCheck) -> npt.NDArray[np.generic]:
     """Return a message as MessagePack, ``[1, n] uint8``."""
     return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)[np.newaxis]
 
 
 _context_decoder = msgspec.msgpack.Decoder(StreamContext)
-_state_decoder: msgspec.msgpack.Decoder[StreamState | Census] = msgspec.msgpack.Decoder(StreamState | Census)
+_state_decoder: msgspec.msgpack.Decoder[StreamState | StreamCheck] = msgspec.msgpack.Decoder(StreamState | StreamCheck)
 keys_decoder = msgspec.msgpack.Decoder(list[int])
 
 
@@ -86,7 +86,7 @@ def unpack_context(packed: bytes) -> StreamContext:
         raise _not_ours("stream_context") from exc
 
 
-def unpack_state(packed: bytes) -> StreamState | Census:
+def unpack_state(packed: bytes) -> StreamState | StreamCheck:
     """Return the stream state or the abandoned-stream check in `packed`.
 
     Raises:

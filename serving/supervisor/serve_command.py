@@ -25,7 +25,7 @@ from serving.supervisor.descriptor_limit import raise_descriptor_limit
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health, HealthServer
 from serving.supervisor.messages import releases_of, welcome
-from serving.supervisor.shutdown import Leaving
+from serving.supervisor.shutdown import Shutdown
 from serving.supervisor.start_failure import cause_in
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
@@ -153,7 +153,7 @@ def serve(
                 is_needed=live.is_stable,
                 triton=spec.triton,
                 stop=stop,
-                leaving=Leaving(stop, drain_request, health, exit_delay_s, exit_timeout_s, _tell),
+                leaving=Shutdown(stop, drain_request, health, exit_delay_s, exit_timeout_s, _tell),
                 ready_timeout_s=ready_timeout_s,
                 on_ready=lambda seconds: welcome(live.spec, seconds),
                 tell=_tell,

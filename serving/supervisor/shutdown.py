@@ -18,7 +18,7 @@ _GLANCE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Leaving:
+class Shutdown:
     """The shutdown, which the supervising thread runs once `stop` is asked for."""
 
     stop: StopSignal

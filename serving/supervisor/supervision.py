@@ -14,7 +14,7 @@ from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.supervisor.drain import Outcome
 from serving.supervisor.health import Health
 from serving.supervisor.health_watch import HealthWatch
-from serving.supervisor.shutdown import Leaving
+from serving.supervisor.shutdown import Shutdown
 from serving.supervisor.stop_signal import StopSignal
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError
@@ -66,7 +66,7 @@ class Supervision:
     triton: TritonSpec
     stop: StopSignal
     health: Health
-    leaving: Leaving
+    leaving: Shutdown
     ready_timeout_s: float
     on_ready: Callable[[float], str]  # the message for the first time it is ready, from the seconds that took
     tell: Callable[[str], None]  # progress for a person

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from ensemble_configs.spec.triton_spec import TritonSpec
-from serving.frontend.common.messages import Down, Ping, Refuse, Setting, Told, Upstream
+from serving.frontend.common.messages import Down, FrontendMessage, Ping, Refuse, Setting, Upstream
 from serving.process.returned_memory import with_returned_memory
 from serving.process.server_log import log_format
 from trireme.base.errors import SpecError, Unavailable
@@ -101,7 +101,7 @@ class Frontends:
         )
         return _Frontend(setting, lambda: self._start(kind, ports))
 
-    def _tell_all(self, word: Told) -> None:
+    def _tell_all(self, word: FrontendMessage) -> None:
         for frontend in self._frontends.values():
             frontend.tell(word)
 
@@ -146,7 +146,7 @@ class _Frontend:
                 process_group=0,  # Ctrl-C reaches the parent alone
             )
 
-    def tell(self, word: Told) -> None:
+    def tell(self, word: FrontendMessage) -> None:
         with contextlib.suppress(OSError):  # it is dead or hangs, and the watch sees to that
             self._channel.sendall(msgspec.json.encode(word) + b"\n")
 

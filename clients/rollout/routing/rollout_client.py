@@ -36,7 +36,7 @@ class Step(NamedTuple):
     step: int
 
 
-class RolloutLink:
+class RolloutClient:
     """The connection to a rollout; enter it inside a running event loop.
 
     Args:

@@ -15,7 +15,7 @@ import msgspec
 
 from clients.access import NO_ACCESS, Access, grpc_endpoint
 from clients.rollout.routing.observation import Observation
-from clients.rollout.routing.rollout_client import RolloutLink, Step
+from clients.rollout.routing.rollout_client import RolloutClient, Step
 from clients.rollout.routing.schema import Mirror
 from clients.rollout.routing.shadow_requests import ShadowRequest, ShadowRequests
 from clients.rollout.routing.split import CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of, unit_of
@@ -76,7 +76,7 @@ class RoutedClient:
     ) -> None:
         # What a rollout names besides is asked as the server of the url is: it gets no key without the same TLS.
         self._access = grpc_endpoint(url, access or NO_ACCESS).access
-        self._link = RolloutLink(split_url, access=access or NO_ACCESS, clock=clock)
+        self._link = RolloutClient(split_url, access=access or NO_ACCESS, clock=clock)
         self._clients = {"": AsyncTritonClient(url, access=access)}
         self._stable = Slice(upto=1.0, arm=STABLE, model=stable_model)
         self._places = Places()

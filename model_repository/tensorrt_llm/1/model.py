@@ -9,7 +9,7 @@ from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.model_names import prefix_of
 from serving.doctor.release_check import is_verified
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
-from serving.pipeline.abandoned_streams import take_census
+from serving.pipeline.abandoned_streams import find_abandoned
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.reply_tensors import TensorReplies
 from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
@@ -36,15 +36,15 @@ class TritonPythonModel:
         self.version = args["model_version"]
         gauges = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
-        census = partial(
-            take_census,
+        check = partial(
+            find_abandoned,
             model=prefix_of(args["model_name"], "tensorrt_llm") + "postprocessing",
             version=self.version,
         )
         release = load_release(folder)
-        guests = EngineListener(engine_name(args, step="tensorrt_llm"))
-        engine = OwnedEngine.of_release(release, folder, guests)
-        self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, take_census=census)
+        clients = EngineListener(engine_name(args, step="tensorrt_llm"))
+        engine = OwnedEngine.of_release(release, folder, clients)
+        self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, find_abandoned=check)
         gauges.describe(self.service.info, is_verified=is_verified(release))
         handlers = generation_handlers(self.service, is_engine_up=lambda: self.service.is_engine_up)
         self.control_channel = ControlChannel(args, handlers)

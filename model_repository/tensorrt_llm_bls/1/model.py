@@ -3,7 +3,7 @@
 
 import triton_python_backend_utils as pb_utils
 
-from serving.pipeline.release_routing import PinnedReleases
+from serving.pipeline.release_routing import ReleaseRouting
 from serving.pipeline.triton_adapter import Responses, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.telemetry.request_tracer import RequestTracer
@@ -15,7 +15,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
         self.responses = Responses(args, step="tensorrt_llm_bls")
-        self.releases = PinnedReleases(release_folder(args), pb_utils.MetricFamily)
+        self.releases = ReleaseRouting(release_folder(args), pb_utils.MetricFamily)
         self.control_channel = ControlChannel(args, generation_handlers(self.releases))
 
     def execute(self, requests: list) -> None:

@@ -8,12 +8,12 @@ ended. `beam_search_diversity_rate` costs a continuation that much for each bett
 from dataclasses import dataclass, field
 
 from serving.engines.seam.base import Beam, FinishReason, SamplingParams
-from serving.engines.simulated.fake_logits import ToyTokens, logits_of
+from serving.engines.simulated.fake_logits import FakeTokens, logits_of
 
 
 @dataclass(slots=True, eq=False)
 class _Hypothesis:
-    tokens: ToyTokens  # the beam's place among the candidates
+    tokens: FakeTokens  # the beam's place among the candidates
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     candidates: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class _Hypothesis:
 class BeamSearch:
     """The search of one request; over when `advance` says so."""
 
-    def __init__(self, tokens: ToyTokens, sampling: SamplingParams, end_ids: frozenset[int]) -> None:
+    def __init__(self, tokens: FakeTokens, sampling: SamplingParams, end_ids: frozenset[int]) -> None:
         self._sampling = sampling
         self._end_ids = end_ids
         self._live = [_Hypothesis(tokens)]

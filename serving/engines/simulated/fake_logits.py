@@ -16,7 +16,7 @@ import numpy as np
 from serving.engines.seam.packed_array import PackedArray
 
 
-class ToyTokens:
+class FakeTokens:
     """An iterator over token ids; `log_prob` and `candidate` are of the last one.
 
     Args:
@@ -112,9 +112,9 @@ class ToyTokens:
         num_others = self._vocab_size - len(banned | logits.keys())
         return _log_sum_exp(logits.values(), num_zeros=num_others)
 
-    def fork(self, token_id: int, log_prob: float) -> "ToyTokens":
+    def fork(self, token_id: int, log_prob: float) -> "FakeTokens":
         """Return a copy that has taken a token, behind the candidates that both share (`SharedCandidates`)."""
-        copy = ToyTokens.__new__(ToyTokens)
+        copy = FakeTokens.__new__(FakeTokens)
         copy.__dict__ |= self.__dict__ | {"_history": self._history.copy()}
         if isinstance(self._candidates, SharedCandidates):
             copy._candidates = self._candidates.fork()

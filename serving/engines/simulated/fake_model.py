@@ -15,17 +15,17 @@ from serving.engines.simulated.fake_hash import (
     prefix_digests,
     with_errors,
 )
-from serving.engines.simulated.fake_logits import SharedCandidates, ToyTokens
-from serving.engines.simulated.fake_output import ToyOutput
+from serving.engines.simulated.fake_logits import FakeTokens, SharedCandidates
+from serving.engines.simulated.fake_output import FakeOutput
 
-# What acts on the logits of `toy_logits`, or is told of them.
+# What acts on the logits of `fake_logits`, or is told of them.
 _TOY = (
     "return_log_probs", "bad_words", "embedding_bias", "return_context_logits", "return_generation_logits",
     "draft_input_ids",
 )  # fmt: skip
 
 
-class ToyModel:
+class FakeModel:
     """The fake model of one spec. Deterministic, but for requests that are sampled and bring no seed."""
 
     def __init__(self, spec: SimulatedEngineSpec) -> None:
@@ -34,14 +34,14 @@ class ToyModel:
         self._seeds = random.Random(spec.seed)  # for requests that bring none
 
     def output_of(self, request: GenerationRequest) -> Iterator[int]:
-        """Return the tokens behind those that the request brings; a `ToyOutput` where it is about more than tokens."""
+        """Return the tokens behind those that the request brings; a `FakeOutput` where it is about more than tokens."""
         sampling = request.sampling
         how = self._how(sampling)
         prompt = request.input_ids[: len(request.input_ids) - request.num_output_ids]
         candidates = self._candidates(prompt, how)
         if sampling.beam_width == 1 and not any(getattr(sampling, name) for name in _TOY):
             return _without_first(candidates, request.num_output_ids)
-        toy = ToyTokens(
+        toy = FakeTokens(
             SharedCandidates(candidates),
             vocab=self._vocab,
             vocab_size=self._spec.vocab_size,
@@ -50,7 +50,7 @@ class ToyModel:
             prompt=prompt,
         )
         _without_first(toy, request.num_output_ids)
-        return ToyOutput(toy, sampling, self._spec.vocab_size, self._prompt_candidates(request.input_ids, how))
+        return FakeOutput(toy, sampling, self._spec.vocab_size, self._prompt_candidates(request.input_ids, how))
 
     def _how(self, sampling: SamplingParams) -> tuple[object, ...]:
         seed = sampling.seed

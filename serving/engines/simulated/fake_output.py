@@ -9,10 +9,10 @@ import numpy.typing as npt
 from serving.engines.seam.base import ExtraOutputs, SamplingParams, TokenChunk
 from serving.engines.seam.packed_array import PackedArray
 from serving.engines.simulated.fake_beams import BeamSearch
-from serving.engines.simulated.fake_logits import ToyTokens, logits_of
+from serving.engines.simulated.fake_logits import FakeTokens, logits_of
 
 
-class ToyOutput:
+class FakeOutput:
     """An iterator over token ids that remembers what was asked for, until it is told with a chunk.
 
     Args:
@@ -21,7 +21,7 @@ class ToyOutput:
     """
 
     def __init__(
-        self, tokens: ToyTokens, sampling: SamplingParams, vocab_size: int, prompt_candidates: Iterable[int]
+        self, tokens: FakeTokens, sampling: SamplingParams, vocab_size: int, prompt_candidates: Iterable[int]
     ) -> None:
         self._tokens = tokens
         self._sampling = sampling

@@ -27,8 +27,8 @@ from serving.engines.seam.request_limits import refuse_unservable
 from serving.engines.seam.retained_blocks import RetainedBlocks
 from serving.engines.simulated.context_phase import check_context_phase, context_phase_of
 from serving.engines.simulated.fake_beams import BeamSearch
-from serving.engines.simulated.fake_model import ToyModel
-from serving.engines.simulated.fake_output import ToyOutput
+from serving.engines.simulated.fake_model import FakeModel
+from serving.engines.simulated.fake_output import FakeOutput
 from serving.engines.simulated.simulated_fault import SimulatedFault
 from serving.engines.simulated.simulated_request import SimulatedRequest
 from trireme.base.errors import RequestError
@@ -59,7 +59,7 @@ class SimulatedEngine(Engine):
         self._spec = spec
         self._clock = clock
         self._pace = Pace(clock)
-        self._model = ToyModel(spec)
+        self._model = FakeModel(spec)
         self._batch = PagedBatch(
             max_num_seqs=spec.max_num_seqs,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -225,7 +225,7 @@ class SimulatedEngine(Engine):
             tokens_per_step=sampling.lookahead_ngram_size or 1,
         )
         running = SimulatedRequest(request, sequence, draft_ids=draft_ids, num_draft_tokens=len(draft_ids))
-        if isinstance(sequence.tokens, ToyOutput):
+        if isinstance(sequence.tokens, FakeOutput):
             running.output = sequence.tokens
             if sampling.beam_width > 1:
                 running.beams = running.output.begin_search(sequence.end_ids)

@@ -9,7 +9,7 @@ from serving.engines.seam.base import GenerationRequest, PerfMetrics, SamplingPa
 from serving.engines.seam.paged_batch import Sequence
 from serving.engines.seam.request_times import RequestTimes
 from serving.engines.simulated.fake_beams import BeamSearch
-from serving.engines.simulated.fake_output import ToyOutput
+from serving.engines.simulated.fake_output import FakeOutput
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class SimulatedRequest:
 
     request: GenerationRequest
     sequence: Sequence
-    output: ToyOutput | None = None  # for a request that asks for more than tokens
+    output: FakeOutput | None = None  # for a request that asks for more than tokens
     beams: BeamSearch | None = None
     draft_ids: tuple[int, ...] = ()  # not verified yet
     num_reused_tokens: int = 0

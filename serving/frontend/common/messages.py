@@ -36,7 +36,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 BACKLOG = 1024  # connections that wait while a frontend is busy, or started again
 
-Told = Upstream | Down | Refuse | Ping
+FrontendMessage = Upstream | Down | Refuse | Ping
 
 
 class Setting(msgspec.Struct, frozen=True):

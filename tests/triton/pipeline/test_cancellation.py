@@ -213,7 +213,7 @@ def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
     next(running)
     server.engine_process().send_signal(number)
     start_s = time.monotonic()
-    # A guest sees the end of the hung process, which is killed 2 s after its owner has given it up.
+    # A client of the engine sees the end of the hung process, which is killed 2 s after its owner has given it up.
     told = reason if model == "ensemble_graph" else "engine_died"
     with pytest.raises(StreamFailed, match=rf"\[UNAVAILABLE reason={told}\]"):
         list(running)

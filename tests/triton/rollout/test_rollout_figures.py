@@ -19,7 +19,7 @@ from benchmarks.support.report import environment, ratio_of_quantiles, write_res
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
-from clients.rollout.rollout_api import RolloutFront
+from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.routing.routed_client import RoutedClient
 from clients.rollout_gate.outcome import Outcome
 
@@ -134,7 +134,7 @@ class Switched:
         with Store(path) as store:
             self._number = store.begin("live", plan.text(), why="").id
         self.num_pairs = 0
-        self.front = RolloutFront(path, self._number, "", self._merge, host="127.0.0.1", port=0)
+        self.front = RolloutApi(path, self._number, "", self._merge, host="127.0.0.1", port=0)
         self.switch(is_on=False)
 
     def switch(self, *, is_on: bool) -> None:

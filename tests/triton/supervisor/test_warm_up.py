@@ -91,7 +91,7 @@ def test_a_warming_server_is_not_ready_and_a_ready_one_is_warm_with_no_count_of_
     warming.wait_for(WARMING, 2)
     assert not warming.is_ready()
     assert warming.log().count(WARM) == 1, "asked too late to tell anything"
-    warming.wait_for("the engine is back", 3)  # of its owner and its two guests
+    warming.wait_for("the engine is back", 3)  # of its owner and its two clients of the engine
     assert warming.log().count(WARM) == 2
     wait_until(warming.is_ready)  # the supervision asks five times a second
     request = GenerateRequest(text_input="hello", max_tokens=1, stream=True)

@@ -97,7 +97,7 @@ class AdmissionRun:
         assert not self.open
         assert self.inner.stats().num_used_kv_blocks == 0
         budget = self.engine.budget
-        assert (len(budget), budget.num_promised_blocks, budget.num_promised_tokens) == (0, 0, 0)
+        assert (len(budget), budget.num_reserved_blocks, budget.num_reserved_tokens) == (0, 0, 0)
 
     def num_running(self) -> int:
         """Return the number of requests in the engine."""
@@ -106,10 +106,10 @@ class AdmissionRun:
     def check(self) -> None:
         """Check that what is in flight is within the budget, and that no request holds more than its reservation."""
         budget, stats = self.engine.budget, self.inner.stats()
-        assert stats.num_used_kv_blocks <= budget.num_promised_blocks <= budget.num_blocks
-        assert budget.num_promised_tokens <= budget.max_tokens
+        assert stats.num_used_kv_blocks <= budget.num_reserved_blocks <= budget.num_blocks
+        assert budget.num_reserved_tokens <= budget.max_tokens
         assert stats.num_running + stats.num_waiting <= len(budget) <= budget.max_num_seqs
-        assert stats.num_preemptions == 0, "the engine ran out of blocks, though each was promised"
+        assert stats.num_preemptions == 0, "the engine ran out of blocks, though each was reserved"
 
     def _end(self, key: int, how: str) -> None:
         assert key not in self.ends, f"request {key} ended twice: {self.ends.get(key)}, {how}"

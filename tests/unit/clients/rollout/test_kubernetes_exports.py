@@ -19,7 +19,7 @@ from clients.rollout.export.analysis_template import LONGEST_INTERVAL_S
 from clients.rollout.records.rollout_plan import Plan, gate_spec_of
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
-from clients.rollout.rollout_api import _LINGER_S, RolloutFront
+from clients.rollout.rollout_api import _LINGER_S, RolloutApi
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.outcome import Outcome
 from trireme.commands import run_command
@@ -139,20 +139,20 @@ def enter(path: Path, phase: Phase, step: int = 0) -> None:
 
 
 @pytest.fixture
-def front(tmp_path: Path) -> Iterator[RolloutFront]:
+def front(tmp_path: Path) -> Iterator[RolloutApi]:
     path = a_store(tmp_path)
-    found = RolloutFront(path, 1, "", GATE.merge, host="127.0.0.1", port=0, linger_s=0.5)
+    found = RolloutApi(path, 1, "", GATE.merge, host="127.0.0.1", port=0, linger_s=0.5)
     with contextlib.closing(found):
         yield found
 
 
-def judgement(front: RolloutFront) -> dict[str, Any]:
+def judgement(front: RolloutApi) -> dict[str, Any]:
     with urllib.request.urlopen(f"{front.url}/judgement", timeout=10) as found:
         read: dict[str, Any] = json.load(found)
     return read
 
 
-def test_the_front_says_where_the_rollout_is_and_what_the_gate_says(front: RolloutFront, tmp_path: Path) -> None:
+def test_the_front_says_where_the_rollout_is_and_what_the_gate_says(front: RolloutApi, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.sqlite"
     assert judgement(front) == {
         "rollout": 1, "phase": "starting", "step": 0, "share": 0.0, "verdict": "no data", "num_requests": 0,
@@ -174,7 +174,7 @@ def test_the_front_says_where_the_rollout_is_and_what_the_gate_says(front: Rollo
     assert judgement(front)["phase"] == "rolled_back"
 
 
-def test_who_asked_for_the_judgement_hears_of_the_end(front: RolloutFront, tmp_path: Path) -> None:
+def test_who_asked_for_the_judgement_hears_of_the_end(front: RolloutApi, tmp_path: Path) -> None:
     judgement(front)
     enter(tmp_path / "rollouts.sqlite", Phase.PROMOTED, step=2)
     closing = threading.Thread(target=front.close)

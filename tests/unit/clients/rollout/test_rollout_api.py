@@ -20,7 +20,7 @@ from clients.rollout.http_thread import listen
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
-from clients.rollout.rollout_api import RolloutFront
+from clients.rollout.rollout_api import RolloutApi
 from trireme.base.errors import RequestError, ServingError, SpecError
 
 LIMIT_BYTES = 16 << 20
@@ -50,25 +50,25 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def front(path: Path) -> Iterator[RolloutFront]:
-    front = RolloutFront(path, 1, "", merge, host="127.0.0.1", port=0, silence_s=SILENCE_S)
+def front(path: Path) -> Iterator[RolloutApi]:
+    front = RolloutApi(path, 1, "", merge, host="127.0.0.1", port=0, silence_s=SILENCE_S)
     with contextlib.closing(front):
         yield front
 
 
 @pytest.fixture
-def silent(front: RolloutFront, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def silent(front: RolloutApi, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     front.close()
     assert capfd.readouterr().err == ""
     assert caplog.get_records("call") == []
 
 
-def port_of(front: RolloutFront) -> int:
+def port_of(front: RolloutApi) -> int:
     return int(front.url.rsplit(":", 1)[1])
 
 
-def connected(front: RolloutFront) -> contextlib.closing[http.client.HTTPConnection]:
+def connected(front: RolloutApi) -> contextlib.closing[http.client.HTTPConnection]:
     return contextlib.closing(http.client.HTTPConnection("127.0.0.1", port_of(front), timeout=10))
 
 
@@ -77,7 +77,7 @@ def answer_of(connection: http.client.HTTPConnection) -> Answer:
     return Answer(response.status, dict(response.getheaders()), response.read())
 
 
-def ask(front: RolloutFront, method: str, path: str, body: bytes | None = None) -> Answer:
+def ask(front: RolloutApi, method: str, path: str, body: bytes | None = None) -> Answer:
     with connected(front) as connection:
         connection.request(method, path, body)
         return answer_of(connection)
@@ -97,7 +97,7 @@ def evidence(path: Path) -> object:
         return store.evidence(1, 1)
 
 
-def test_an_answer_is_json_of_a_length_and_its_connection_is_kept(front: RolloutFront) -> None:
+def test_an_answer_is_json_of_a_length_and_its_connection_is_kept(front: RolloutApi) -> None:
     with connected(front) as connection:
         for question in ("/split", "/judgement", "/split?client=a"):
             connection.request("GET", question)
@@ -111,7 +111,7 @@ def test_an_answer_is_json_of_a_length_and_its_connection_is_kept(front: Rollout
         assert answer_of(connection).message == {"is_counted": True}
 
 
-def test_the_split_says_who_serves_and_for_how_long(front: RolloutFront) -> None:
+def test_the_split_says_who_serves_and_for_how_long(front: RolloutApi) -> None:
     answer = ask(front, "GET", "/split").message
     assert {name: answer[name] for name in ("step", "salt", "stable_model", "lease_s")} == {
         "step": 1, "salt": "s", "stable_model": "ensemble", "lease_s": 30.0,
@@ -125,7 +125,7 @@ def test_the_split_says_who_serves_and_for_how_long(front: RolloutFront) -> None
     ("query", "client"), [("", ""), ("?client=", ""), ("?client=a%20b&x=1", "a b"), (f"?client={'n' * 65}", "n" * 64)]
 )
 def test_a_client_is_known_by_the_start_of_its_name(
-    front: RolloutFront, monkeypatch: pytest.MonkeyPatch, query: str, client: str
+    front: RolloutApi, monkeypatch: pytest.MonkeyPatch, query: str, client: str
 ) -> None:
     asked = []
     monkeypatch.setattr(front, "split", lambda name="": asked.append(name))
@@ -137,21 +137,19 @@ def test_a_client_is_known_by_the_start_of_its_name(
     ("method", "path"),
     [("GET", "/"), ("GET", "/outcomes"), ("GET", "/split/"), ("POST", "/split"), ("POST", "/judgement"), ("POST", "/")],
 )
-def test_anything_else_is_told_what_there_is(front: RolloutFront, method: str, path: str) -> None:
+def test_anything_else_is_told_what_there_is(front: RolloutApi, method: str, path: str) -> None:
     answer = ask(front, method, path, b"{}" if method == "POST" else None)
     assert (answer.status, answer.message) == (404, WHAT_THERE_IS)
     assert answer.headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_other_methods_are_not_known(front: RolloutFront, method: str) -> None:
+def test_other_methods_are_not_known(front: RolloutApi, method: str) -> None:
     assert ask(front, method, "/split").status == 501
 
 
 @pytest.mark.parametrize("headers", [{"Content-Length": str(LIMIT_BYTES + 1)}, {"Transfer-Encoding": "chunked"}, {}])
-def test_a_body_that_is_too_long_or_of_no_length_is_refused_unread(
-    front: RolloutFront, headers: dict[str, str]
-) -> None:
+def test_a_body_that_is_too_long_or_of_no_length_is_refused_unread(front: RolloutApi, headers: dict[str, str]) -> None:
     with connected(front) as connection:
         connection.putrequest("POST", "/outcomes")
         for name, value in headers.items():
@@ -163,20 +161,20 @@ def test_a_body_that_is_too_long_or_of_no_length_is_refused_unread(
     assert answer.message == {"error": f"Content-Length must be bytes, {LIMIT_BYTES} at most, got {length!r}"}
 
 
-def test_a_body_of_the_limit_is_read(front: RolloutFront, path: Path) -> None:
+def test_a_body_of_the_limit_is_read(front: RolloutApi, path: Path) -> None:
     body = BATCH + b" " * (LIMIT_BYTES - len(BATCH))
     assert ask(front, "POST", "/outcomes", body).message == {"is_counted": True}
     assert evidence(path)
 
 
-def test_a_compressed_body_is_no_batch(front: RolloutFront, path: Path) -> None:
+def test_a_compressed_body_is_no_batch(front: RolloutApi, path: Path) -> None:
     with connected(front) as connection:
         connection.request("POST", "/outcomes", gzip.compress(BATCH), {"Content-Encoding": "gzip"})
         assert answer_of(connection).status in (400, 500)
     assert evidence(path) is None
 
 
-def test_who_waits_to_be_told_to_go_on_is_told(front: RolloutFront) -> None:
+def test_who_waits_to_be_told_to_go_on_is_told(front: RolloutApi) -> None:
     head = b"POST /outcomes HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(BATCH)
     with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
         connection.sendall(head)
@@ -185,7 +183,7 @@ def test_who_waits_to_be_told_to_go_on_is_told(front: RolloutFront) -> None:
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
 
 
-def test_long_headers_are_read(front: RolloutFront) -> None:
+def test_long_headers_are_read(front: RolloutApi) -> None:
     with connected(front) as connection:
         connection.request("GET", f"/split?x={'q' * 30_000}", headers={"X-Forwarded-Client-Cert": "c" * 30_000})
         assert answer_of(connection).status == 200
@@ -200,7 +198,7 @@ def test_long_headers_are_read(front: RolloutFront) -> None:
     ],
 )
 def test_an_error_is_told_in_words(
-    front: RolloutFront,
+    front: RolloutApi,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     error: Exception,
@@ -216,7 +214,7 @@ def test_an_error_is_told_in_words(
     assert ("Traceback" in capfd.readouterr().err) == isinstance(error, ZeroDivisionError)
 
 
-def test_one_that_takes_long_holds_up_no_other(front: RolloutFront, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_takes_long_holds_up_no_other(front: RolloutApi, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(front, "count", lambda _: goes_on.wait(20))
     with contextlib.ExitStack() as stack:
@@ -238,7 +236,7 @@ def test_one_that_takes_long_holds_up_no_other(front: RolloutFront, monkeypatch:
     ],
 )
 @pytest.mark.usefixtures("silent")
-def test_who_goes_silent_is_hung_up_on(front: RolloutFront, path: Path, sent: bytes) -> None:
+def test_who_goes_silent_is_hung_up_on(front: RolloutApi, path: Path, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
         connection.sendall(sent)
         assert ask(front, "GET", "/split").status == 200, "others need not wait for that"
@@ -248,7 +246,7 @@ def test_who_goes_silent_is_hung_up_on(front: RolloutFront, path: Path, sent: by
 
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("sent", [0, 1, len(BATCH) - 1])
-def test_who_goes_in_the_middle_is_no_error_of_the_rollout(front: RolloutFront, path: Path, sent: int) -> None:
+def test_who_goes_in_the_middle_is_no_error_of_the_rollout(front: RolloutApi, path: Path, sent: int) -> None:
     head = b"POST /outcomes HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(BATCH)
     for is_reset in (False, True):
         with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
@@ -261,14 +259,14 @@ def test_who_goes_in_the_middle_is_no_error_of_the_rollout(front: RolloutFront, 
     assert evidence(path) is None
 
 
-def test_a_kept_connection_that_goes_silent_is_hung_up_on(front: RolloutFront) -> None:
+def test_a_kept_connection_that_goes_silent_is_hung_up_on(front: RolloutApi) -> None:
     with connected(front) as connection:
         connection.request("GET", "/split")
         answer_of(connection)
         assert is_hung_up_on(connection.sock)
 
 
-def test_a_slow_body_that_keeps_coming_is_read(front: RolloutFront, path: Path) -> None:
+def test_a_slow_body_that_keeps_coming_is_read(front: RolloutApi, path: Path) -> None:
     head = b"POST /outcomes HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(BATCH)
     with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
         connection.sendall(head)
@@ -291,7 +289,7 @@ def test_a_slow_body_that_keeps_coming_is_read(front: RolloutFront, path: Path) 
     ],
     ids=["TLS", "no path", "another version", "no length", "an endless line"],
 )
-def test_what_is_no_http_is_refused_and_fills_no_log(front: RolloutFront, noise: bytes) -> None:
+def test_what_is_no_http_is_refused_and_fills_no_log(front: RolloutApi, noise: bytes) -> None:
     for _ in range(2):
         with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
             connection.sendall(noise)
@@ -300,7 +298,7 @@ def test_what_is_no_http_is_refused_and_fills_no_log(front: RolloutFront, noise:
     assert ask(front, "GET", "/split").status == 200
 
 
-def test_a_batch_whose_client_has_gone_counts(front: RolloutFront, path: Path) -> None:
+def test_a_batch_whose_client_has_gone_counts(front: RolloutApi, path: Path) -> None:
     with connected(front) as connection:
         connection.request("POST", "/outcomes", BATCH)
     end_s = time.monotonic() + 10
@@ -309,35 +307,35 @@ def test_a_batch_whose_client_has_gone_counts(front: RolloutFront, path: Path) -
         time.sleep(0.02)
 
 
-def test_it_listens_until_it_is_closed_and_again_at_the_same_port(front: RolloutFront, path: Path) -> None:
+def test_it_listens_until_it_is_closed_and_again_at_the_same_port(front: RolloutApi, path: Path) -> None:
     port = port_of(front)
     assert ask(front, "GET", "/split").status == 200
     front.close()
     front.close()
     with pytest.raises(ConnectionRefusedError):
         ask(front, "GET", "/split")
-    with contextlib.closing(RolloutFront(path, 1, "", merge, host="127.0.0.1", port=port)) as again:
+    with contextlib.closing(RolloutApi(path, 1, "", merge, host="127.0.0.1", port=port)) as again:
         assert ask(again, "GET", "/split").status == 200
         assert again.url == f"http://127.0.0.1:{port}"
 
 
-def test_a_port_that_is_taken_is_named(front: RolloutFront, path: Path) -> None:
+def test_a_port_that_is_taken_is_named(front: RolloutApi, path: Path) -> None:
     taken = port_of(front)
     why = f"port {taken} of host 127.0.0.1 cannot be used .Address already in use.; choose another with --port"
     with pytest.raises(SpecError, match=why):
-        RolloutFront(path, 1, "", merge, host="127.0.0.1", port=taken)
+        RolloutApi(path, 1, "", merge, host="127.0.0.1", port=taken)
     with pytest.raises(SpecError, match=r"host 192\.0\.2\.1 cannot be used"):
         listen("192.0.2.1", 0)
     listen("127.0.0.1", 0).close()
 
 
 def test_all_addresses_of_ipv6_are_those_of_ipv4_too(path: Path) -> None:
-    with contextlib.closing(RolloutFront(path, 1, "", merge, host="::", port=0)) as front:
+    with contextlib.closing(RolloutApi(path, 1, "", merge, host="::", port=0)) as front:
         assert front.url.startswith("http://[::]:")
         assert ask(front, "GET", "/split").status == 200
 
 
-def test_many_that_connect_in_the_same_moment_are_answered(front: RolloutFront) -> None:
+def test_many_that_connect_in_the_same_moment_are_answered(front: RolloutApi) -> None:
     with contextlib.ExitStack() as stack:
         asking = [stack.enter_context(connected(front)) for _ in range(120)]
         for number, connection in enumerate(asking):

@@ -16,7 +16,7 @@ from kserve_server import HANG, KServeServer, response, story
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
-from clients.rollout.rollout_api import RecentClients, RolloutFront
+from clients.rollout.rollout_api import RecentClients, RolloutApi
 from clients.rollout.routing.routed_client import RoutedClient
 from clients.streaming import GenerateRequest
 
@@ -43,7 +43,7 @@ class Shadow:
         with Store(path) as store:
             self._number = store.begin("chat", plan.text(), why="").id
             store.enter(self._number, Phase.RUNNING, why="", step=0)
-        self.front = RolloutFront(path, self._number, "", merge, host="127.0.0.1", port=0)
+        self.front = RolloutApi(path, self._number, "", merge, host="127.0.0.1", port=0)
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
         """Return the last outcome of each arm."""

@@ -16,7 +16,7 @@ from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.fair_shares import Backlog
-from serving.admission.queued_request import Ticket
+from serving.admission.queued_request import QueuedRequest
 from serving.admission.wait_estimate import WaitEstimate
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.seam.paged_batch import PlannedStep
@@ -226,18 +226,18 @@ def test_what_classes_above_took_is_forgotten_with_time_though_nothing_starts() 
     budget = KvBudget(num_blocks=1000, block_tokens=8, max_num_seqs=10)
     estimate = WaitEstimate(budget, BatchPrefill(step_tokens=64, share=1.0))
     for key in range(10):
-        budget.promise(key, 80)
+        budget.reserve(key, 80)
         estimate.note_start(Priority.PREMIUM, 0.0)
         estimate.ends.begin(key, num_output_tokens=10 + key)
     estimate.ends.note_step(0.01, tokens_per_seq=1.0)
 
     def wait_s(arrival_s: float) -> float:
         one = request(99)
-        ticket = Ticket(
+        queued = QueuedRequest(
             request=one, arrival_s=arrival_s, priority=Priority.STANDARD, tenant="", num_queued_tokens=16,
             is_preemptible=False,
         )  # fmt: skip
-        return estimate.wait_s(Backlog(), ticket)
+        return estimate.wait_s(Backlog(), queued)
 
     assert wait_s(0.0) > 0.17, "premium takes ten of eleven"
     assert wait_s(30.0) == pytest.approx(0.09, abs=0.011), "the first that ends makes room"
@@ -509,7 +509,7 @@ def test_room_of_what_is_stopped_is_not_promised_before_it_is_free() -> None:
     run.inner = Lingering(run.engine_spec, run.clock)
     run.engine = AdmittingEngine(run.inner, learned, run.slo, run.clock)
     rng = random.Random(2)
-    for key in range(1500):  # `AdmissionRun` checks after each event that nothing is used beyond its promise
+    for key in range(1500):  # `AdmissionRun` checks after each event that nothing is used beyond its reservation
         run.add(request(key, rng.randrange(1, 40), int(min(180, 1 + rng.expovariate(1 / 40))), end_id=20))
         for _ in range(rng.randrange(3)):
             run.step()
@@ -588,7 +588,7 @@ def test_names_of_tenants_that_were_refused_are_not_kept() -> None:
     run.add(request(1))
     for key in range(2, 2000):
         assert run.add(request(key, tenant=f"tenant {key}")) is not None
-    assert all(len(line._tenants) <= 1 for line in run.engine._line._policy._classes.values())  # type: ignore[attr-defined]
+    assert all(len(line._tenants) <= 1 for line in run.engine._queue._policy._classes.values())  # type: ignore[attr-defined]
     run.drain()
 
 

@@ -30,54 +30,56 @@ class BudgetMachine(RuleBasedStateMachine):
             num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, max_num_seqs=max_num_seqs, max_tokens=max_tokens,
             shares=self.share,
         )  # fmt: skip
-        self.promises: dict[int, int] = {}
+        self.reservations: dict[int, int] = {}
         self.last_key = 0
 
-    def would_fit(self, promises: dict[int, int], share: float = 1.0) -> bool:
+    def would_fit(self, reservations: dict[int, int], share: float = 1.0) -> bool:
         """Return whether the reservations fit, by brute force: every token is put into a block of its request."""
-        blocks = {(key, token // BLOCK_TOKENS) for key, num_tokens in promises.items() for token in range(num_tokens)}
+        blocks = {
+            (key, token // BLOCK_TOKENS) for key, num_tokens in reservations.items() for token in range(num_tokens)
+        }
         return (
-            len(promises) <= int(share * self.max_num_seqs)
+            len(reservations) <= int(share * self.max_num_seqs)
             and len(blocks) <= int(share * self.num_blocks)
-            and sum(promises.values()) <= int(share * self.max_tokens)
+            and sum(reservations.values()) <= int(share * self.max_tokens)
         )
 
     @rule(num_tokens=st.integers(1, 120), priority=st.sampled_from(Priority))
-    def promise(self, num_tokens: int, priority: Priority) -> None:
+    def reserve(self, num_tokens: int, priority: Priority) -> None:
         self.last_key += 1
-        wanted = self.promises | {self.last_key: num_tokens}
-        fits = self.would_fit(wanted, self.share[priority] if self.promises else 1.0)
+        wanted = self.reservations | {self.last_key: num_tokens}
+        fits = self.would_fit(wanted, self.share[priority] if self.reservations else 1.0)
         assert self.budget.fits(num_tokens, priority) == fits
         assert not fits or self.budget.can_ever_fit(num_tokens)
         if fits:
-            self.budget.promise(self.last_key, num_tokens)
-            self.promises = wanted
+            self.budget.reserve(self.last_key, num_tokens)
+            self.reservations = wanted
 
-    @precondition(lambda self: self.promises)
+    @precondition(lambda self: self.reservations)
     @rule(data=st.data(), num_more=st.integers(1, 60))
     def grow(self, data: st.DataObject, num_more: int) -> None:
-        key = data.draw(st.sampled_from(sorted(self.promises)))
-        wanted = self.promises | {key: self.promises[key] + num_more}
+        key = data.draw(st.sampled_from(sorted(self.reservations)))
+        wanted = self.reservations | {key: self.reservations[key] + num_more}
         fits = self.would_fit(wanted)
         assert self.budget.grow(key, wanted[key]) == fits
         if fits:
-            self.promises = wanted
+            self.reservations = wanted
 
-    @precondition(lambda self: self.promises)
+    @precondition(lambda self: self.reservations)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.promises)))
+        key = data.draw(st.sampled_from(sorted(self.reservations)))
         self.budget.free(key)
-        del self.promises[key]
+        del self.reservations[key]
 
     @invariant()
     def it_counts_as_brute_force_does(self) -> None:
         if not hasattr(self, "budget"):
             return
-        blocks = {(key, token // BLOCK_TOKENS) for key, n in self.promises.items() for token in range(n)}
-        assert len(self.budget) == len(self.promises)
-        assert self.budget.num_promised_blocks == len(blocks)
-        assert self.budget.num_promised_tokens == sum(self.promises.values())
+        blocks = {(key, token // BLOCK_TOKENS) for key, n in self.reservations.items() for token in range(n)}
+        assert len(self.budget) == len(self.reservations)
+        assert self.budget.num_reserved_blocks == len(blocks)
+        assert self.budget.num_reserved_tokens == sum(self.reservations.values())
 
 
 class AdmissionMachine(RuleBasedStateMachine):

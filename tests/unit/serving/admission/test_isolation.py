@@ -14,7 +14,7 @@ from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.budget import KvBudget
-from serving.admission.kv_budget import Room
+from serving.admission.kv_budget import KvAmount
 from serving.admission.tenant_reserve import TenantReserve
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.seam.scheduling import Priority, Scheduling
@@ -71,11 +71,11 @@ def test_who_floods_with_ten_times_his_share_moves_the_others_by_less_than_a_fif
     assert answered_without < 0.5, "or the test would show nothing"
 
 
-WHOLE = Room(64, 640, 6400)
+WHOLE = KvAmount(64, 640, 6400)
 
 
-def seats(count: int) -> Room:
-    return Room(count, 10 * count, 100 * count)
+def seats(count: int) -> KvAmount:
+    return KvAmount(count, 10 * count, 100 * count)
 
 
 def test_who_holds_far_more_than_his_share_leaves_room_while_others_come() -> None:
@@ -91,7 +91,7 @@ def test_who_holds_far_more_than_his_share_leaves_room_while_others_come() -> No
     assert reserve.of("flood", WHOLE) == seats(0), "nobody else comes any more"
     reserve.note_arrival("gold", 63.0)
     reserve.note_arrival("flood", 64.0)
-    reserve.hold("flood", Room(-60, -600, -6000))
+    reserve.hold("flood", KvAmount(-60, -600, -6000))
     reserve.hold("flood", seats(30))
     reserve.hold("gold", seats(30))
     assert reserve.of("flood", WHOLE) == seats(4), "half, and a fourth is fair"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec, LoadSheddingSpec, SloSpec
 from serving.admission.budget import KvBudget
-from serving.admission.load_shedding import Ladder
+from serving.admission.load_shedding import LoadShedding
 from serving.admission.offered_load import OfferedLoad
 
 CAP = {"action": "cap_max_tokens", "priority_class": "batch", "max_tokens": 4, "enter": 1.1, "leave": 0.8}
@@ -210,7 +210,7 @@ def test_whatever_the_load_does_steps_keep_their_order_their_time_and_their_thre
 ) -> None:
     load = Given()
     spec = LoadSheddingSpec.model_validate(LADDER)
-    ladder = Ladder(spec, load)
+    ladder = LoadShedding(spec, load)
     now_s, changed_s = 0.0, -math.inf
     for pause_s, load.load in found:
         now_s += pause_s

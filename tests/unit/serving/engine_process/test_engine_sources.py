@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine process for several adapters: the owner starts it, guests find it, and both get it back when it dies."""
+"""An engine process for several adapters: the owner starts it, clients find it, and both get it back when it dies."""
 
 import os
 import queue
@@ -62,20 +62,20 @@ def owner(tmp_path: Path) -> Iterator[Adapter]:
 
 
 @pytest.fixture
-def guest() -> Iterator[Adapter]:
+def client() -> Iterator[Adapter]:
     made = Adapter(SharedEngine("1"))
     yield made
     made.client.close()
 
 
-def test_owner_and_guests_are_served_by_one_engine_under_the_same_keys(owner: Adapter, guest: Adapter) -> None:
-    assert owner.client.start() == guest.client.start()
+def test_owner_and_guests_are_served_by_one_engine_under_the_same_keys(owner: Adapter, client: Adapter) -> None:
+    assert owner.client.start() == client.client.start()
     other = Adapter(SharedEngine("1"))
     other.client.start()
-    for adapter, token_id in ((owner, 20), (guest, 30), (other, 40)):
+    for adapter, token_id in ((owner, 20), (client, 30), (other, 40)):
         assert adapter.ask(1, token_id) == [token_id] * 3
     other.client.close()
-    assert guest.ask(2, 30) == [30] * 3
+    assert client.ask(2, 30) == [30] * 3
 
 
 def test_owner_and_guest_meet_in_a_folder_whose_path_is_too_long_for_a_socket(
@@ -83,19 +83,19 @@ def test_owner_and_guest_meet_in_a_folder_whose_path_is_too_long_for_a_socket(
 ) -> None:
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path_factory.mktemp("job" * 40)))
     owner = Adapter(OwnedEngine(write_release(tmp_path, {"mode": "echo"}), EngineListener("1")))
-    guest = Adapter(SharedEngine("1"))
-    assert owner.client.start() == guest.client.start()
-    assert guest.ask(1, 30) == [30] * 3
-    guest.client.close()
+    client = Adapter(SharedEngine("1"))
+    assert owner.client.start() == client.client.start()
+    assert client.ask(1, 30) == [30] * 3
+    client.client.close()
     owner.client.close()
 
 
 def test_a_guest_waits_for_an_owner_that_comes_later(tmp_path: Path) -> None:
-    guest = Adapter(SharedEngine("1"))
+    client = Adapter(SharedEngine("1"))
     started = queue.Queue[bool]()
 
     def start() -> None:
-        guest.client.start()
+        client.client.start()
         started.put(True)
 
     threading.Thread(target=start, daemon=True).start()
@@ -104,38 +104,38 @@ def test_a_guest_waits_for_an_owner_that_comes_later(tmp_path: Path) -> None:
     owner = Adapter(OwnedEngine(write_release(tmp_path, {"mode": "echo"}), EngineListener("1")))
     owner.client.start()
     assert started.get(timeout=10)
-    assert guest.ask(1, 20) == [20] * 3
-    guest.client.close()
+    assert client.ask(1, 20) == [20] * 3
+    client.client.close()
     owner.client.close()
 
 
-def test_a_guest_learns_that_the_engine_could_not_be_loaded(tmp_path: Path, guest: Adapter) -> None:
+def test_a_guest_learns_that_the_engine_could_not_be_loaded(tmp_path: Path, client: Adapter) -> None:
     owner = Adapter(OwnedEngine(write_broken_release(tmp_path), EngineListener("1")))
     with pytest.raises(ServerError, match="could not be loaded"):
         owner.client.start()
     closer = threading.Timer(0.2, owner.client.close)
     closer.start()
     with pytest.raises(ServerError, match="tensorrt_llm"):
-        guest.client.start()
+        client.client.start()
     closer.join()
 
 
-def test_a_guest_does_not_wait_for_an_owner_that_has_died(tmp_path: Path, guest: Adapter) -> None:
+def test_a_guest_does_not_wait_for_an_owner_that_has_died(tmp_path: Path, client: Adapter) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(tmp_path / "engine-1"))
     with pytest.raises(ServerError, match="no model tensorrt_llm"):
-        guest.client.start()
+        client.client.start()
 
 
-def test_a_dead_engine_is_told_to_all_and_comes_back_for_all(owner: Adapter, guest: Adapter) -> None:
+def test_a_dead_engine_is_told_to_all_and_comes_back_for_all(owner: Adapter, client: Adapter) -> None:
     owner.client.start()
-    guest.client.start()
+    client.client.start()
     pid = owner.client.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    for adapter in (owner, guest):
+    for adapter in (owner, client):
         assert adapter.deaths.get(timeout=10).facts == {"reason": "engine_died"}
-    for key, adapter in enumerate((owner, guest), start=1):
+    for key, adapter in enumerate((owner, client), start=1):
         wait_until(lambda adapter=adapter: adapter.client._channel is not None)  # type: ignore[misc]
         assert adapter.ask(key, 20) == [20] * 3
     assert owner.client.pid != pid
@@ -143,11 +143,11 @@ def test_a_dead_engine_is_told_to_all_and_comes_back_for_all(owner: Adapter, gue
 
 def test_a_guest_that_waits_for_an_engine_can_be_closed(tmp_path: Path) -> None:
     listener = EngineListener("1")  # an owner whose engine never comes
-    guest = Adapter(SharedEngine("1"))
-    closer = threading.Timer(0.2, guest.client.close)
+    client = Adapter(SharedEngine("1"))
+    closer = threading.Timer(0.2, client.client.close)
     closer.start()
     with pytest.raises(ServerError):
-        guest.client.start()
+        client.client.start()
     closer.join()
     listener.close()
     assert list(tmp_path.iterdir()) == []
@@ -181,14 +181,14 @@ def test_a_guest_that_is_closed_at_the_moment_it_reached_the_owner_does_not_wait
     assert [error.facts for error in failed] == [{"reason": "shutdown"}]
 
 
-def test_a_newer_owner_takes_the_older_ones_place_and_keeps_it(tmp_path: Path, guest: Adapter) -> None:
+def test_a_newer_owner_takes_the_older_ones_place_and_keeps_it(tmp_path: Path, client: Adapter) -> None:
     release = write_release(tmp_path, {"mode": "echo"})
     older, newer = (Adapter(OwnedEngine(release, EngineListener("1"))) for _ in range(2))
     older.client.start()
     newer.client.start()
     older.client.close()
-    guest.client.start()
-    assert guest.ask(1, 20) == [20] * 3
+    client.client.start()
+    assert client.ask(1, 20) == [20] * 3
     newer.client.close()
 
 
@@ -196,10 +196,10 @@ def test_releases_are_kept_apart(tmp_path: Path, owner: Adapter) -> None:
     second = Adapter(OwnedEngine(write_release(tmp_path / "second", {"mode": "hash"}), EngineListener("2")))
     owner.client.start()
     second.client.start()
-    guest = Adapter(SharedEngine("2"))
-    guest.client.start()
-    assert guest.ask(1, 20) == second.ask(1, 20) != [20] * 3
-    guest.client.close()
+    client = Adapter(SharedEngine("2"))
+    client.client.start()
+    assert client.ask(1, 20) == second.ask(1, 20) != [20] * 3
+    client.client.close()
     second.client.close()
 
 

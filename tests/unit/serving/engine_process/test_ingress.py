@@ -17,7 +17,7 @@ from simulated_release import write_release
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engine_process import engine_sources
-from serving.engine_process.connections import Switchboard
+from serving.engine_process.connections import EngineConnections
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_loop import serve_admitting
 from serving.engine_process.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Report, Step, Submit
@@ -72,7 +72,7 @@ class Held:
         ours, theirs = socket.socketpair()
         self.owner = Channel(ours, Report)
         admitting = AdmittingEngine(self.engine, ONE_WAITS, SloSpec(), WallClock())
-        self.switchboard = Switchboard(Channel(theirs, Command), None, admitting.info)
+        self.connections = EngineConnections(Channel(theirs, Command), None, admitting.info)
         self._told = deque[tuple[TokenChunk, bool]]()
         self.ends = queue.Queue[BaseException]()
         self.thread = threading.Thread(target=self._serve, args=(admitting,))
@@ -81,7 +81,7 @@ class Held:
 
     def _serve(self, engine: AdmittingEngine) -> None:
         try:
-            serve_admitting(engine, self.switchboard, ProgressWatch(WallClock(), watchdog_s=30.0))
+            serve_admitting(engine, self.connections, ProgressWatch(WallClock(), watchdog_s=30.0))
         except Exception as exc:
             self.ends.put(exc)
 
@@ -118,7 +118,7 @@ def held() -> Iterator[Held]:
     made.hold()
     yield made
     assert isinstance(made.end(), ChannelClosed)
-    made.switchboard.close()
+    made.connections.close()
     assert made.engine.callers == {made.thread.ident}
 
 
@@ -185,8 +185,8 @@ def test_an_engine_that_breaks_ends_the_intake_with_it() -> None:
     held.hold()
     held.engine.failure = MemoryError("no more blocks")
     assert isinstance(held.end(), MemoryError)
-    assert not [thread for thread in threading.enumerate() if thread.name == "intake"]
-    held.switchboard.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ingress"]
+    held.connections.close()
 
 
 HANGING_ENGINE = """

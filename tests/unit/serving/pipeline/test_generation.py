@@ -28,7 +28,7 @@ from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.seam.base import EngineStats, FinishReason, GenerationRequest
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.running_request import Reply
-from serving.requests.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
+from serving.requests.stream_state import StreamCheck, StreamContext, StreamState, new_stream_key, pack
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
@@ -43,8 +43,8 @@ class Bench:
     def __init__(self, folder: Path, engine: Mapping[str, object], **responses: Any) -> None:
         self.stats: list[EngineStats] = []
         self.on_stats: Callable[[EngineStats], None] = self.stats.append
-        self.censuses: list[Census] = []
-        self.unread: Callable[[Census], Iterable[int]] = lambda _: []
+        self.checks: list[StreamCheck] = []
+        self.unread: Callable[[StreamCheck], Iterable[int]] = lambda _: []
         release_dir = write_release(folder, engine, **responses)
         self.metrics = RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1")
         self.service = GenerationService(
@@ -52,12 +52,12 @@ class Bench:
             OwnedEngine(release_dir),
             metrics=self.metrics,
             on_stats=lambda stats: self.on_stats(stats),  # noqa: PLW0108  a test may change it
-            take_census=self._count,
+            find_abandoned=self._count,
         )
 
-    def _count(self, census: Census) -> Iterable[int]:
-        self.censuses.append(census)
-        return self.unread(census)
+    def _count(self, check: StreamCheck) -> Iterable[int]:
+        self.checks.append(check)
+        return self.unread(check)
 
     def start(self, request_id: str = "", **tensors: object) -> RecordingSink:
         """Send a request: two tokens in, three out, unless it says otherwise."""
@@ -339,15 +339,15 @@ def test_a_direct_callers_request_ends_when_its_client_has_gone(slow: Bench) -> 
 
 def test_a_stream_of_an_ensemble_ends_when_the_census_says_that_nobody_reads_it(slow: Bench) -> None:
     read, unread = (slow.start_endless(stream_context=pack(StreamContext(key))) for key in (11, 12))
-    slow.unread = lambda census: [key for key in census.num_chunks if key == 12]
+    slow.unread = lambda check: [key for key in check.num_chunks if key == 12]
     error = unread.wait().error
     assert error is not None
     assert error.code == "CANCELLED"
     assert not read.is_ended
-    sent = [census.num_chunks[11] for census in slow.censuses if 11 in census.num_chunks]
+    sent = [check.num_chunks[11] for check in slow.checks if 11 in check.num_chunks]
     assert sent == sorted(sent)
     assert sent[0] >= 1
-    slow.unread = lambda census: list(census.num_chunks)
+    slow.unread = lambda check: list(check.num_chunks)
     read.wait()
     slow.unread = lambda _: []
 
@@ -355,24 +355,24 @@ def test_a_stream_of_an_ensemble_ends_when_the_census_says_that_nobody_reads_it(
 def test_a_census_that_fails_is_taken_again_and_forgets_nobody(slow: Bench) -> None:
     sink = slow.start_endless(stream_context=pack(StreamContext(21)))
 
-    def fail(_: Census) -> Iterable[int]:
+    def fail(_: StreamCheck) -> Iterable[int]:
         raise ServerError("no answer")
 
     slow.unread = fail
     slow.service.cancel_all(Unavailable("over"))
     sink.wait()
-    before = len(slow.censuses)
-    wait_until(lambda: len(slow.censuses) > before + 1)
+    before = len(slow.checks)
+    wait_until(lambda: len(slow.checks) > before + 1)
     slow.unread = lambda _: []
     wait_until(lambda: slow.service._left._lost_streams == [])
-    assert 21 in slow.censuses[-1].lost_keys
+    assert 21 in slow.checks[-1].lost_keys
 
 
 def test_streams_that_ended_are_named_in_a_census_for_their_last_chunk_may_have_been_thrown_away(slow: Bench) -> None:
     # Triton drops what nobody reads, the last chunk too: postprocessing would keep the stream for ever.
     key = new_stream_key()
     slow.start(request_output_len=3, stream_context=pack(StreamContext(key))).wait()
-    wait_until(lambda: any(key in census.lost_keys for census in slow.censuses))
+    wait_until(lambda: any(key in check.lost_keys for check in slow.checks))
 
 
 def test_a_stream_of_one_reply_is_in_no_census(slow: Bench) -> None:
@@ -381,9 +381,9 @@ def test_a_stream_of_one_reply_is_in_no_census(slow: Bench) -> None:
     bystander = slow.start_endless(stream_context=pack(StreamContext(new_stream_key())))
     slow.start(streaming=False, request_output_len=15, stream_context=pack(StreamContext(key))).wait()
     slow.start(request_output_len=1, stream_context=pack(StreamContext(key))).wait()
-    num_censuses = len(slow.censuses)
-    wait_until(lambda: len(slow.censuses) > num_censuses + 1)
-    assert not any(key in census.lost_keys or key in census.num_chunks for census in slow.censuses)
+    num_checks = len(slow.checks)
+    wait_until(lambda: len(slow.checks) > num_checks + 1)
+    assert not any(key in check.lost_keys or key in check.num_chunks for check in slow.checks)
     slow.service.cancel_all(Unavailable("over"))
     bystander.wait()
 
@@ -533,7 +533,7 @@ def test_a_stream_whose_sink_raised_is_forgotten_by_postprocessing(slow: Bench) 
     sink = RecordingSink(before_send=break_at_second)
     slow.start_into(sink, request_output_len=ENDLESS, stream_context=pack(StreamContext(key)))
     assert sink.wait().error is not None
-    wait_until(lambda: any(key in census.lost_keys for census in slow.censuses))
+    wait_until(lambda: any(key in check.lost_keys for check in slow.checks))
 
 
 class DeafSink(RecordingSink):
@@ -850,7 +850,7 @@ def test_a_client_that_goes_away_ends_all_prompts_of_its_batch(slow: Bench) -> N
 def test_an_abandoned_stream_of_an_ensembles_batch_ends_all_of_it(slow: Bench) -> None:
     contexts = [pack(StreamContext(new_stream_key())) for _ in PROMPTS]
     keys = [StreamContext(*msgspec.msgpack.decode(packed.tobytes())).key for packed in contexts]
-    slow.unread = lambda census: [key for key in census.num_chunks if key == keys[1]]
+    slow.unread = lambda check: [key for key in check.num_chunks if key == keys[1]]
     sink = slow.start_endless(
         "", **batch_of(*PROMPTS, request_output_len=ENDLESS), stream_context=np.concatenate(contexts)
     )
@@ -860,7 +860,7 @@ def test_an_abandoned_stream_of_an_ensembles_batch_ends_all_of_it(slow: Bench) -
     assert error.code == "CANCELLED"
     wait_until(lambda: slow.service.num_running == 0)
     wait_until(lambda: slow.stats[-1].num_running == 0)
-    wait_until(lambda: set(keys) <= {key for census in slow.censuses for key in census.lost_keys})
+    wait_until(lambda: set(keys) <= {key for check in slow.checks for key in check.lost_keys})
     assert sink.violations == []
 
 

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 from recording_tensor_sink import RecordingTensorSink
 from text_bench import Owner, ask, wait_until
 
-from serving.pipeline.release_routing import PinnedReleases
+from serving.pipeline.release_routing import ReleaseRouting
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import RequestError, ServerError, SpecError, Unavailable
 
@@ -34,24 +34,24 @@ def owners(tmp_path: Path) -> Iterator[dict[int, Owner]]:
 
 
 @pytest.fixture
-def releases(owners: dict[int, Owner]) -> Iterator[PinnedReleases]:
-    made = PinnedReleases(owners[1].bls_folder, pb_utils.MetricFamily)
+def releases(owners: dict[int, Owner]) -> Iterator[ReleaseRouting]:
+    made = ReleaseRouting(owners[1].bls_folder, pb_utils.MetricFamily)
     yield made
     made.close()
 
 
-def text(releases: PinnedReleases, parameters: str = "") -> str:
+def text(releases: ReleaseRouting, parameters: str = "") -> str:
     return "".join(send(releases, parameters).texts())
 
 
-def send(releases: PinnedReleases, parameters: str = "", **tensors: object) -> RecordingTensorSink:
+def send(releases: ReleaseRouting, parameters: str = "", **tensors: object) -> RecordingTensorSink:
     return ask(functools.partial(releases.start, parameters=parameters), **tensors)
 
 
 def test_a_request_gets_the_engine_of_the_release_it_names_and_of_its_own_by_default(
-    releases: PinnedReleases, owners: dict[int, Owner]
+    releases: ReleaseRouting, owners: dict[int, Owner]
 ) -> None:
-    second = PinnedReleases(owners[2].bls_folder, pb_utils.MetricFamily)
+    second = ReleaseRouting(owners[2].bls_folder, pb_utils.MetricFamily)
     expected = {1: "".join(ask(releases.start).texts()), 2: "".join(ask(second.start).texts())}
     second.close()
     assert expected[1] != expected[2]
@@ -59,7 +59,7 @@ def test_a_request_gets_the_engine_of_the_release_it_names_and_of_its_own_by_def
     assert text(releases, '{"release": 2}') == text(releases, '{"release": "2"}') == expected[2]
 
 
-def test_requests_of_all_releases_run_side_by_side(releases: PinnedReleases) -> None:
+def test_requests_of_all_releases_run_side_by_side(releases: ReleaseRouting) -> None:
     sinks = [
         send(releases, f'{{"release": {1 + index % 2}}}', max_tokens=400) for index in range(20)
     ]  # none ends before all are sent
@@ -80,20 +80,20 @@ REFUSED = {
 }
 
 
-def test_what_is_not_loaded_or_no_release_is_refused(releases: PinnedReleases) -> None:
+def test_what_is_not_loaded_or_no_release_is_refused(releases: ReleaseRouting) -> None:
     for parameters, reason in REFUSED.items():
         with pytest.raises(RequestError, match=reason):
             send(releases, parameters)
 
 
-def test_a_bad_request_that_waited_for_its_release_fails_alone(releases: PinnedReleases) -> None:
+def test_a_bad_request_that_waited_for_its_release_fails_alone(releases: ReleaseRouting) -> None:
     bad = send(releases, '{"release": 2}', top_p=1.5).wait()
     assert isinstance(bad.error, RequestError)
     assert text(releases, '{"release": 2}')
 
 
 def test_an_engine_of_another_release_that_dies_is_back_for_its_guests(
-    releases: PinnedReleases, owners: dict[int, Owner]
+    releases: ReleaseRouting, owners: dict[int, Owner]
 ) -> None:
     expected = text(releases, '{"release": 2}')
     running = send(releases, '{"release": 2}', max_tokens=1500)
@@ -113,7 +113,7 @@ def test_an_engine_of_another_release_that_dies_is_back_for_its_guests(
 
 
 def test_a_release_that_is_unloaded_is_refused_and_served_again_when_it_is_back(
-    releases: PinnedReleases, owners: dict[int, Owner], tmp_path: Path
+    releases: ReleaseRouting, owners: dict[int, Owner], tmp_path: Path
 ) -> None:
     expected = text(releases, '{"release": 2}')
     owners[2].close()
@@ -124,7 +124,7 @@ def test_a_release_that_is_unloaded_is_refused_and_served_again_when_it_is_back(
 
 
 def test_a_release_that_cannot_be_opened_fails_its_requests_and_is_tried_again(
-    releases: PinnedReleases, owners: dict[int, Owner]
+    releases: ReleaseRouting, owners: dict[int, Owner]
 ) -> None:
     release_file = owners[2].bls_folder / "release.json"
     right = release_file.read_text()
@@ -135,7 +135,7 @@ def test_a_release_that_cannot_be_opened_fails_its_requests_and_is_tried_again(
     assert text(releases, '{"release": 2}')
 
 
-def test_a_drain_refuses_requests_to_every_release(releases: PinnedReleases) -> None:
+def test_a_drain_refuses_requests_to_every_release(releases: ReleaseRouting) -> None:
     text(releases, '{"release": 2}')
     releases.refuse_new(Unavailable("no more", reason="draining"))
     for parameters in ("", '{"release": 2}'):
@@ -143,13 +143,13 @@ def test_a_drain_refuses_requests_to_every_release(releases: PinnedReleases) -> 
             send(releases, parameters)
 
 
-def test_what_runs_or_waits_can_be_ended_on_every_release(releases: PinnedReleases) -> None:
+def test_what_runs_or_waits_can_be_ended_on_every_release(releases: ReleaseRouting) -> None:
     sinks = [send(releases, parameters, max_tokens=1500) for parameters in ("", '{"release": 2}')]
     releases.cancel_all(Unavailable("over", reason="shutdown"))
     assert [str(sink.wait().error) for sink in sinks] == ["[UNAVAILABLE reason=shutdown] over"] * 2
 
 
-def test_closing_hangs_up_on_a_release_that_is_still_being_opened(releases: PinnedReleases, tmp_path: Path) -> None:
+def test_closing_hangs_up_on_a_release_that_is_still_being_opened(releases: ReleaseRouting, tmp_path: Path) -> None:
     folder = tmp_path / "tensorrt_llm_bls"
     (folder / "3").symlink_to(folder / "2")
     with socket.socket(socket.AF_UNIX) as owner:  # whose engine is never loaded

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
-from serving.pipeline.response_coalescing import ChunkGather
+from serving.pipeline.response_coalescing import ResponseCoalescer
 
 
 class Clock:
@@ -22,7 +22,7 @@ def token(key: int, token_id: int, finish_reason: FinishReason | None = None) ->
 
 
 def test_what_is_here_at_the_same_time_leaves_together_in_order() -> None:
-    gather = ChunkGather(lambda: 0.0)
+    gather = ResponseCoalescer(lambda: 0.0)
     sent = gather.due([token(1, 10), token(2, 20), token(1, 11, FinishReason.LENGTH)])
     assert sent == [TokenChunk(1, [10, 11], FinishReason.LENGTH), TokenChunk(2, [20])]
     assert gather.due([]) == []
@@ -35,7 +35,7 @@ def test_log_probabilities_go_with_their_tokens_and_the_last_chunk_keeps_what_it
         TokenChunk(1, [11, 12], log_probs=[-2.0, -3.0]),
         TokenChunk(1, [], FinishReason.CANCELLED, perf=perf),
     ]
-    assert ChunkGather(lambda: 0.0).due(chunks) == [
+    assert ResponseCoalescer(lambda: 0.0).due(chunks) == [
         TokenChunk(1, [10, 11, 12], FinishReason.CANCELLED, log_probs=[-1.0, -2.0, -3.0], perf=perf)
     ]
 
@@ -43,14 +43,14 @@ def test_log_probabilities_go_with_their_tokens_and_the_last_chunk_keeps_what_it
 def test_what_the_engine_says_of_a_stream_that_has_ended_changes_its_end_no_more() -> None:
     # A request that was finished when its cancellation arrived is answered twice: LENGTH, then CANCELLED.
     for delay_s in (0.0, 0.010):
-        gather = ChunkGather(partial(float, delay_s))
+        gather = ResponseCoalescer(partial(float, delay_s))
         sent = gather.due([token(1, 10, FinishReason.LENGTH), TokenChunk(1, [], FinishReason.CANCELLED)])
         assert sent == [TokenChunk(1, [10], FinishReason.LENGTH)]
 
 
 def test_first_tokens_and_last_ones_do_not_wait_and_others_do() -> None:
     clock = Clock()
-    gather = ChunkGather(lambda: 0.010, now_s=clock)
+    gather = ResponseCoalescer(lambda: 0.010, now_s=clock)
     assert gather.due([token(1, 10)]) == [TokenChunk(1, [10])]
     clock.now_s += 0.004
     assert gather.due([token(1, 11), token(2, 20)]) == [TokenChunk(2, [20])]
@@ -63,7 +63,7 @@ def test_first_tokens_and_last_ones_do_not_wait_and_others_do() -> None:
 
 def test_the_delay_may_change_and_holds_for_what_waits() -> None:
     clock, delay_s = Clock(), 0.050
-    gather = ChunkGather(lambda: delay_s, now_s=clock)
+    gather = ResponseCoalescer(lambda: delay_s, now_s=clock)
     gather.due([token(1, 10)])
     clock.now_s += 0.010
     assert gather.due([token(1, 11)]) == []
@@ -73,7 +73,7 @@ def test_the_delay_may_change_and_holds_for_what_waits() -> None:
 
 def test_it_tells_how_long_the_stream_that_has_waited_longest_may_still_wait() -> None:
     clock = Clock()
-    gather = ChunkGather(lambda: 0.010, now_s=clock)
+    gather = ResponseCoalescer(lambda: 0.010, now_s=clock)
     assert gather.wait_s() is None
     gather.due([token(1, 10)])
     assert gather.wait_s() is None, "it has left"
@@ -89,7 +89,7 @@ def test_it_tells_how_long_the_stream_that_has_waited_longest_may_still_wait() -
 
 def test_nothing_is_kept_of_a_stream_that_has_ended_or_an_engine_that_died() -> None:
     clock = Clock()
-    gather = ChunkGather(lambda: 0.010, now_s=clock)
+    gather = ResponseCoalescer(lambda: 0.010, now_s=clock)
     gather.due([token(1, 10)])
     gather.due([token(1, 11, FinishReason.STOP)])
     assert gather.due([token(1, 12)]) == [TokenChunk(1, [12])], "a first token again"

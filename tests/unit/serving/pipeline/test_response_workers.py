@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from serving.engines.seam.base import FinishReason, TokenChunk
-from serving.pipeline.response_workers import NUM_LANES, ReplyLanes
+from serving.pipeline.response_workers import NUM_WORKERS, ResponseWorkers
 
 WAIT_S = 10.0
 
@@ -40,7 +40,7 @@ def replied() -> Replied:
 
 
 def test_the_tokens_of_each_stream_are_replied_in_order_whatever_the_others_do(replied: Replied) -> None:
-    lanes = ReplyLanes(replied, delay_s=lambda: 0.0)
+    lanes = ResponseWorkers(replied, delay_s=lambda: 0.0)
     for token_id in range(200):
         lanes.put([TokenChunk(key, [token_id]) for key in range(16)])
     replied.wait_until(lambda: all(len(replied.chunks.get(key, ())) == 200 for key in range(16)))
@@ -49,11 +49,11 @@ def test_the_tokens_of_each_stream_are_replied_in_order_whatever_the_others_do(r
 
 
 def test_a_reply_that_takes_long_holds_up_its_own_lane_only(replied: Replied) -> None:
-    lanes = ReplyLanes(replied, delay_s=lambda: 0.0)
+    lanes = ResponseWorkers(replied, delay_s=lambda: 0.0)
     replied.held_key = 1
     lanes.put([TokenChunk(1, [10])])
-    lanes.put([TokenChunk(key, [20]) for key in range(1, NUM_LANES + 1)])
-    replied.wait_until(lambda: len(replied.chunks) == NUM_LANES - 1)
+    lanes.put([TokenChunk(key, [20]) for key in range(1, NUM_WORKERS + 1)])
+    replied.wait_until(lambda: len(replied.chunks) == NUM_WORKERS - 1)
     assert 1 not in replied.chunks
     replied.hold.set()
     replied.wait_until(lambda: replied.chunks.get(1) == [10, 20])
@@ -61,7 +61,7 @@ def test_a_reply_that_takes_long_holds_up_its_own_lane_only(replied: Replied) ->
 
 
 def test_tokens_that_wait_leave_in_time_while_the_engine_says_nothing(replied: Replied) -> None:
-    lanes = ReplyLanes(replied, delay_s=lambda: 0.3)
+    lanes = ResponseWorkers(replied, delay_s=lambda: 0.3)
     lanes.put([TokenChunk(1, [10])])
     replied.wait_until(lambda: 1 in replied.chunks)
     lanes.put([TokenChunk(1, [11])])
@@ -75,7 +75,7 @@ def test_tokens_that_wait_leave_in_time_while_the_engine_says_nothing(replied: R
 
 
 def test_what_waits_is_forgotten_when_the_engine_is_gone(replied: Replied) -> None:
-    lanes = ReplyLanes(replied, delay_s=lambda: 0.3)
+    lanes = ResponseWorkers(replied, delay_s=lambda: 0.3)
     lanes.put([TokenChunk(1, [10])])
     replied.wait_until(lambda: 1 in replied.chunks)
     lanes.put([TokenChunk(1, [11])])
@@ -94,20 +94,20 @@ def test_a_reply_that_fails_does_not_end_its_lane(caplog: pytest.LogCaptureFixtu
             raise ValueError("broken")
         later.set()
 
-    lanes = ReplyLanes(reply, delay_s=lambda: 0.0)
+    lanes = ResponseWorkers(reply, delay_s=lambda: 0.0)
     lanes.put([TokenChunk(1, [10])])
-    lanes.put([TokenChunk(1 + NUM_LANES, [11])])
+    lanes.put([TokenChunk(1 + NUM_WORKERS, [11])])
     assert later.wait(WAIT_S)
     assert "a chunk could not be replied" in caplog.text
     lanes.close()
 
 
 def test_a_refusal_does_not_wait_for_the_tokens_of_others_and_an_error_does_for_its_own(replied: Replied) -> None:
-    lanes = ReplyLanes(replied, delay_s=lambda: 0.0)
+    lanes = ResponseWorkers(replied, delay_s=lambda: 0.0)
     replied.held_key = 1
-    same_lane = 1 + NUM_LANES
+    same_lane = 1 + NUM_WORKERS
     lanes.put([TokenChunk(1, [10]), TokenChunk(same_lane, [20])])
-    refused = same_lane + NUM_LANES
+    refused = same_lane + NUM_WORKERS
     lanes.put(
         [TokenChunk(same_lane, [], error="[INTERNAL] broken"), TokenChunk(refused, [], error="[UNAVAILABLE] full")]
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.requests.stream_state import (
-    Census,
+    StreamCheck,
     StreamContext,
     StreamState,
     keys_decoder,
@@ -31,9 +31,9 @@ def test_a_context_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     "state",
-    [StreamState(BIG, True), StreamState(1, False, 7, ("stop",)), Census({BIG: 3, 2: 1}, (4, 5)), Census({})],
+    [StreamState(BIG, True), StreamState(1, False, 7, ("stop",)), StreamCheck({BIG: 3, 2: 1}, (4, 5)), StreamCheck({})],
 )
-def test_a_state_and_a_census_come_back_as_what_they_were(state: StreamState | Census) -> None:
+def test_a_state_and_a_census_come_back_as_what_they_were(state: StreamState | StreamCheck) -> None:
     assert unpack_state(pack(state).tobytes()) == state
 
 

@@ -10,7 +10,7 @@ from simulated_release import TOKENIZER, write_release
 
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.pipeline.text_step import TextStep
-from serving.requests.stream_state import Census, StreamState, keys_decoder, pack
+from serving.requests.stream_state import StreamCheck, StreamState, keys_decoder, pack
 from serving.text.detokenization import TextDecoder
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError, SpecError
@@ -41,7 +41,7 @@ def chunk(step: TextStep, token_ids: list[int], state: StreamState | None = None
 
 def unread(step: TextStep, num_chunks: dict[int, int], lost_keys: tuple[int, ...] = ()) -> list[int]:
     one = np.ones((1, 1, 1), dtype=np.int32)
-    [keys] = step.respond({"TOKENS_BATCH": one, "STREAM_STATE": pack(Census(num_chunks, lost_keys))})
+    [keys] = step.respond({"TOKENS_BATCH": one, "STREAM_STATE": pack(StreamCheck(num_chunks, lost_keys))})
     return keys_decoder.decode(keys)
 
 
@@ -117,7 +117,7 @@ def test_the_census_names_streams_that_got_fewer_chunks_than_were_sent(step: Tex
         for _ in range(num_chunks):
             chunk(step, tokens("a"), StreamState(key, False))
     assert unread(step, {1: 3, 2: 3}) == []
-    assert unread(step, {1: 2, 2: 3}) == [], "more than were counted when the census began"
+    assert unread(step, {1: 2, 2: 3}) == [], "more than were counted when the check began"
     assert unread(step, {1: 4, 2: 3}) == [1]
     assert unread(step, {1: 3, 2: 3, 9: 1}) == [9], "not one of its chunks came"
     assert unread(step, {}) == []

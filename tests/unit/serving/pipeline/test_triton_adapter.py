@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from serving.pipeline.abandoned_streams import take_census
+from serving.pipeline.abandoned_streams import find_abandoned
 from serving.pipeline.chunk_replies import EngineRefusal
 from serving.pipeline.triton_adapter import (
     Responses,
@@ -19,7 +19,7 @@ from serving.pipeline.triton_adapter import (
     start_each,
     triton_error,
 )
-from serving.requests.stream_state import Census
+from serving.requests.stream_state import StreamCheck
 from serving.telemetry.request_observer import UNTRACED
 from serving.telemetry.request_tracer import RequestTracer
 from trireme.base.errors import (
@@ -146,13 +146,13 @@ def test_a_census_is_asked_of_the_models_own_detokenizer_of_the_same_version(mon
     right, newer = Answering(pb_utils.InferenceResponse([keys])), Answering(error_response(ServerError("another's")))
     loaded = {"chat_postprocessing/2": right, "chat_postprocessing": newer, "postprocessing": newer}
     monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", loaded)
-    assert take_census(Census({7: 1}), model="chat_postprocessing", version="2") == [7, 8]
+    assert find_abandoned(StreamCheck({7: 1}), model="chat_postprocessing", version="2") == [7, 8]
 
 
 def test_a_census_that_is_not_answered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ServerError, match=r"no census of the streams: .*not ready"):
-        take_census(Census({}), model="postprocessing", version="1")
+    with pytest.raises(ServerError, match=r"no check of the streams: .*not ready"):
+        find_abandoned(StreamCheck({}), model="postprocessing", version="1")
     model = Answering(error_response(ServerError("broken")))
     monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", {"postprocessing": model})
-    with pytest.raises(ServerError, match=r"no census of the streams: .*broken"):
-        take_census(Census({}), model="postprocessing", version="1")
+    with pytest.raises(ServerError, match=r"no check of the streams: .*broken"):
+        find_abandoned(StreamCheck({}), model="postprocessing", version="1")

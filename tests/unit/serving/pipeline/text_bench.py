@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine processes of one server in a test, and requests in text to their guests."""
+"""The engine processes of one server in a test, and requests in text to their clients of the engine."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from serving.telemetry.request_metrics import RequestMetrics
 
 
 class Owner:
-    """The owner of an engine, as `tensorrt_llm` is for a guest, with requests of its own."""
+    """The owner of an engine, as `tensorrt_llm` is for a client of the engine, with requests of its own."""
 
     def __init__(self, root: Path, *, release: int = 1, is_accumulating: bool = False, **engine: object) -> None:
         folder = write_release(root, engine, release=release, is_accumulating=is_accumulating)

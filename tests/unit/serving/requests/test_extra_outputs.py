@@ -16,7 +16,7 @@ from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.seam.base import Beam, EngineStats, ExtraOutputs, FinishReason, TokenChunk
 from serving.engines.seam.packed_array import PackedArray, first_rows, join_rows
 from serving.pipeline.reply_tensors import reply_tensors, text_tensors
-from serving.pipeline.response_coalescing import ChunkGather
+from serving.pipeline.response_coalescing import ResponseCoalescer
 from serving.pipeline.running_request import Reply, RunningRequest
 from serving.pipeline.text_step import TextStep
 from serving.requests.engine_request import ResponseOptions
@@ -59,7 +59,7 @@ def test_logits_are_joined_with_the_tokens_that_leave_together() -> None:
         TokenChunk(1, [11], extras=ExtraOutputs(generation_logits=rows(2))),
         TokenChunk(1, [12], LENGTH, extras=ExtraOutputs(generation_logits=rows(3), context_phase_params=b"x")),
     ]
-    [chunk] = ChunkGather(lambda: 0.0).due(chunks)
+    [chunk] = ResponseCoalescer(lambda: 0.0).due(chunks)
     assert chunk.extras == ExtraOutputs(
         generation_logits=rows(1, 2, 3), context_logits=rows(8, 9), context_phase_params=b"x"
     )

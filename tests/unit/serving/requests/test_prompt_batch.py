@@ -22,7 +22,7 @@ from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.pipeline.prompt_step import PromptStep
 from serving.pipeline.request_sequences import RequestSequences
-from serving.pipeline.response_coalescing import ChunkGather
+from serving.pipeline.response_coalescing import ResponseCoalescer
 from serving.pipeline.running_request import ReplySink
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.requests.prompt_batch import Row, engine_rows, for_each_row, rows_of
@@ -165,7 +165,7 @@ class AnyOrderService:
         while made:
             key = self.rng.choice(list(made))
             count = self.rng.randrange(1, 6)
-            [chunk] = ChunkGather(lambda: 0.0).due(made[key][:count])
+            [chunk] = ResponseCoalescer(lambda: 0.0).due(made[key][:count])
             del made[key][:count]
             reply = running[key].reply_to(chunk)
             if reply is not None:

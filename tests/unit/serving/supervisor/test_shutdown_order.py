@@ -14,7 +14,7 @@ from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.supervisor.drain import Outcome
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health
-from serving.supervisor.shutdown import Leaving
+from serving.supervisor.shutdown import Shutdown
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
 from serving.triton.triton_process import TritonProcess
@@ -78,7 +78,7 @@ class Site:
         self.stop, self.health = Told(), Health()
         self.request = DrainRequest(self.stop.ask)
         tell: Callable[[str], None] = self.told.append
-        leaving = Leaving(self.stop, self.request, self.health, delay_s=delay_s, timeout_s=5, tell=tell)
+        leaving = Shutdown(self.stop, self.request, self.health, delay_s=delay_s, timeout_s=5, tell=tell)
         supervision = Supervision(
             start=self._start,
             triton=TritonSpec(),

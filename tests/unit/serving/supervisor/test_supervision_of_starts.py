@@ -11,7 +11,7 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health
-from serving.supervisor.shutdown import Leaving
+from serving.supervisor.shutdown import Shutdown
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
 from serving.triton.stuck_load import STUCK_S, StuckLoad
@@ -95,7 +95,7 @@ def supervise(
         triton=spec,
         stop=stop,
         health=health,
-        leaving=Leaving(stop, DrainRequest(stop.ask), health, delay_s=0, timeout_s=1, tell=tell),
+        leaving=Shutdown(stop, DrainRequest(stop.ask), health, delay_s=0, timeout_s=1, tell=tell),
         ready_timeout_s=5,
         on_ready=on_ready,
         tell=tell,

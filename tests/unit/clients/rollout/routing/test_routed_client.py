@@ -21,7 +21,7 @@ from kserve_server import KServeServer, response, story
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
-from clients.rollout.rollout_api import RolloutFront
+from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.routing.routed_client import RoutedClient, Ticket
 from clients.rollout.routing.split import place_of
 from clients.streaming import GenerateRequest
@@ -44,7 +44,7 @@ class Rollout:
         self.listen(0)
 
     def listen(self, port: int) -> None:
-        self.front = RolloutFront(self.path, self.number, "", merge, host="127.0.0.1", port=port)
+        self.front = RolloutApi(self.path, self.number, "", merge, host="127.0.0.1", port=port)
 
     def enter(self, phase: Phase, step: int = 0) -> None:
         with Store(self.path) as store:
@@ -221,7 +221,7 @@ def test_an_answer_of_no_length_is_told_and_voids_nothing(rollout: Rollout) -> N
 
 def test_a_rollout_listens_on_ipv6_too(rollout: Rollout) -> None:
     rollout.front.close()
-    rollout.front = RolloutFront(rollout.path, rollout.number, "", merge, host="::1", port=0)
+    rollout.front = RolloutApi(rollout.path, rollout.number, "", merge, host="::1", port=0)
     with urllib.request.urlopen(f"{rollout.front.url}/split", timeout=5) as answer:
         assert json.load(answer)["rollout"] == 1
 

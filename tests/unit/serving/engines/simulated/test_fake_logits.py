@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from serving.engines.simulated.fake_logits import ToyTokens
+from serving.engines.simulated.fake_logits import FakeTokens
 
 VOCAB = range(16, 100)
 
@@ -17,13 +17,13 @@ def toy(
     bias: Mapping[int, float] | None = None,
     bad_words: Sequence[Sequence[int]] = (),
     prompt: Sequence[int] = (),
-) -> ToyTokens:
-    return ToyTokens(
+) -> FakeTokens:
+    return FakeTokens(
         itertools.cycle(candidates), vocab=VOCAB, vocab_size=100, bias=bias or {}, bad_words=bad_words, prompt=prompt
     )
 
 
-def take(tokens: ToyTokens, count: int) -> list[int]:
+def take(tokens: FakeTokens, count: int) -> list[int]:
     return list(itertools.islice(tokens, count))
 
 

@@ -15,10 +15,10 @@ from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from trireme.base.errors import ServerError, ServingError
 
-_log = logging.getLogger("trireme.late_pipeline")
+_log = logging.getLogger("trireme.lazy_pipeline")
 
 
-class LatePipeline:
+class LazyPipeline:
     """A `TextPipeline` that takes requests before it is open; they fail if the pipeline cannot be opened.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.pipeline.late_pipeline import LatePipeline
+from serving.pipeline.lazy_pipeline import LazyPipeline
 from serving.process.server_log import JsonLines
 from trireme.base.errors import ServingError
 
@@ -44,7 +44,7 @@ def test_what_goes_wrong_with_a_request_that_waited_is_logged_without_its_prompt
         assert is_asked.wait(10)
         return Quoting()
 
-    pipeline = LatePipeline(load, give_up=lambda: None)
+    pipeline = LazyPipeline(load, give_up=lambda: None)
     asked: Any = {"text_input": PROMPT}
     to: Any = sink
     pipeline.start(asked, to, request_id="r1")
