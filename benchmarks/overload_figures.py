@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from the records of `benchmarks.overload`: goodput, latencies and refusals, with intervals and a plot.
+"""Figures from the records of `benchmarks.overload`: goodput, latencies and refusals, with intervals and a plot.
 
 `python -m benchmarks.overload_figures RECORDS.jsonl.gz` computes them again from a committed file.
 """
@@ -24,7 +24,7 @@ _WARM_UP_SHARE = 0.1  # of a load's time, at its beginning
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """What all records have in common; the first line."""
+    """The facts that all records share, in the first line."""
 
     ttft_target_ms: float
     tpot_target_ms: float
@@ -35,12 +35,12 @@ class Header(msgspec.Struct, kw_only=True):
     environment: dict[str, object]
 
     def slo(self) -> SloSpec:
-        """The targets as a deployment has them."""
+        """Return the targets as a deployment has them."""
         return SloSpec(ttft_ms=self.ttft_target_ms, tpot_ms=self.tpot_target_ms)
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request; milliseconds from when it was due."""
+    """A request's times, in milliseconds from when the request was due."""
 
     priority: int
     num_prompt_tokens: int
@@ -71,7 +71,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def read_records(path: Path) -> tuple[Header, list[Record]]:
-    """A file of `benchmarks.overload`."""
+    """Read a file of `benchmarks.overload`."""
     with gzip.open(path) as file:
         first, *lines = file.read().splitlines()
     return msgspec.json.decode(first, type=Header), [msgspec.json.decode(line, type=Record) for line in lines]
@@ -90,7 +90,7 @@ def p99(values: Sample) -> float:
 
 
 def of_load(header: Header, records: list[Record]) -> dict[str, object]:
-    """One server under one load."""
+    """Return the figures of one server under one load."""
     last_s = max(record.due_s for record in records)
     counted = [record for record in records if record.due_s >= _WARM_UP_SHARE * last_s]
     counted_s = (1 - _WARM_UP_SHARE) * last_s
@@ -135,7 +135,7 @@ def of_load(header: Header, records: list[Record]) -> dict[str, object]:
 
 
 def figures_of(header: Header, records: list[Record]) -> dict[str, object]:
-    """All of them; for each shape of arrivals the ratios that the goals are about."""
+    """Return all figures; for each shape of arrivals the ratios that the goals are about."""
     loads: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
     for record in records:
         loads.setdefault(record.shape, {}).setdefault(record.kind, {})[f"{record.load:g}"] = {}
@@ -219,7 +219,7 @@ def plot(header: Header, found: dict[str, object], path: Path) -> None:
 
 
 def show(found: dict[str, object]) -> None:
-    """As a table."""
+    """Print the figures as a table."""
     table = Table(title="requests/s within both targets; of each class: share within them, TTFT p99 ms")
     for column in (
         "arrivals",

@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """An earlier test that unloaded a model of OpenVINO's left its process such that the next signal would end it."""
+    """Mend the process: a test that unloaded a model of OpenVINO left it such that the next signal would end it."""
     drop_signal_stack()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark found, with what it takes to judge it: machine, versions, date, intervals."""
+"""A benchmark's findings, with what it takes to judge them: machine, versions, date, intervals."""
 
 import datetime
 import importlib.metadata
@@ -89,14 +89,14 @@ def write_result(name: str, result: dict[str, object], path: Path | None = None)
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Of cells that are Markdown already."""
+    """Return a Markdown table of cells that are Markdown already."""
     header = list(header)
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
 
 
 def with_tables(text: str, tables: Mapping[str, str]) -> str:
-    """A page with its tables written anew; each stands between a pair of comments that name it.
+    """Return a page with its tables written anew; each stands between a pair of comments that name it.
 
     Raises:
         ValueError: a pair is missing.
@@ -112,13 +112,13 @@ def with_tables(text: str, tables: Mapping[str, str]) -> str:
 
 
 def triton_version(triton_http: str) -> str:
-    """What a Triton says at ``host:port``."""
+    """Return the version that a Triton at ``host:port`` tells."""
     with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
         return str(json.load(response)["version"])
 
 
 def cpu_model() -> str:
-    """As Linux names the processor."""
+    """Return the processor's name, as Linux tells it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -20,7 +20,7 @@ FP16, FP32, STRING = "TYPE_FP16", "TYPE_FP32", "TYPE_STRING"
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor on its way; an empty name means that the model does not see it."""
+    """A tensor on its way; an empty name means that the model does not see it."""
 
     data_type: str
     dims: tuple[int, ...] = (1,)
@@ -44,7 +44,7 @@ class Tensor:
     producer_dims: tuple[int, ...] | None = None
 
     def name_at(self, model: str) -> str:
-        """The tensor's name at one model of the pipeline, "" where it does not pass."""
+        """Return the tensor's name at one model of the pipeline, "" where it does not pass."""
         if model == "tensorrt_llm_bls":
             return self.bls or self.ensemble
         return str(getattr(self, {"tensorrt_llm": "engine"}.get(model, model)))
@@ -281,7 +281,7 @@ def named_at(model: str, *groups: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
 
 
 def inputs_of(model: str) -> list[tuple[str, Tensor]]:
-    """The inputs of one model of the pipeline, by the names it knows them by."""
+    """Return the inputs of one model of the pipeline, by the names it knows them by."""
     groups = {
         "ensemble": (CLIENT_INPUTS,),
         "tensorrt_llm_bls": (CLIENT_INPUTS, BLS_INPUTS),
@@ -293,7 +293,7 @@ def inputs_of(model: str) -> list[tuple[str, Tensor]]:
 
 
 def outputs_of(model: str) -> list[tuple[str, Tensor]]:
-    """The outputs of one model of the pipeline, by the names it knows them by."""
+    """Return the outputs of one model of the pipeline, by the names it knows them by."""
     groups = {
         "ensemble": (TEXT_TENSORS, RESULT_TENSORS),
         "tensorrt_llm_bls": (TEXT_TENSORS, RESULT_TENSORS),

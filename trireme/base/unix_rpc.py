@@ -171,7 +171,12 @@ class _Caller:
 
 
 def _send(connection: socket.socket, message: Message) -> None:
-    """Raises: OSError: the other side is gone, or does not read. RequestError: the message is too long."""
+    """Send a message as one line.
+
+    Raises:
+        OSError: the other side is gone, or does not read.
+        RequestError: the message is too long.
+    """
     line = json.dumps(message).encode() + b"\n"
     if len(line) > MAX_BYTES:
         raise RequestError(f"a message may have {MAX_BYTES} bytes, this one has {len(line)}; send less at a time")

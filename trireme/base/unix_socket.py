@@ -23,7 +23,11 @@ class UnixListener:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises: OSError: its folder is not there, or is not ours."""
+        """Listen at `path`.
+
+        Raises:
+            OSError: the folder of `path` is not there, or belongs to another user.
+        """
         self._path = path
         self.socket = socket.socket(socket.AF_UNIX)
         try:

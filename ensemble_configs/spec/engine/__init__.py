@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment may say of an engine: a spec for each provider, and the union of them."""
+"""The fields of a deployment about its engine: a spec for each provider, and the union of them."""

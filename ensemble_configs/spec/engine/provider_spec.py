@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every provider of engines needs to know: the limits of a step, and how long an engine may be silent."""
+"""The fields that every provider of engines has: the limits of a step, and how long an engine may be silent."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from ensemble_configs.spec.base import Number, Positive, Spec
 
 
 class ProviderSpec(Spec):
-    """What every provider needs to know."""
+    """The fields that every provider has."""
 
     max_seq_len: Positive = Field(default=2048, ge=2, description="prompt and output together, tokens")
     max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
@@ -38,6 +38,6 @@ class ProviderSpec(Spec):
 
 
 class FixedCacheSpec(ProviderSpec):
-    """What a provider needs to know that makes its KV cache as large as the deployment says."""
+    """The fields of a provider that makes its KV cache as large as the deployment says."""
 
     num_kv_blocks: Positive = Field(default=2048, description="KV cache blocks, shared by all requests")

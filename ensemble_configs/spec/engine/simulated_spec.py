@@ -10,7 +10,7 @@ from ensemble_configs.spec.engine.provider_spec import FixedCacheSpec
 
 
 class SimulatedFaultSpec(Spec):
-    """What goes wrong with a simulated engine: a rehearsal of what a server has to survive."""
+    """The faults of a simulated engine: a rehearsal of what a server has to survive."""
 
     kind: Literal["crash", "hang"]
     after_requests: NotNegative | None = Field(

@@ -60,7 +60,7 @@ class CacheTransceiverSpec(Spec):
 
 
 class _TrtLlmSpec(ProviderSpec):
-    """What both providers of TensorRT-LLM need to know; parallel sizes are of the whole engine, over all nodes."""
+    """The fields that both providers of TensorRT-LLM have; parallel sizes are of the whole engine, over all nodes."""
 
     max_num_seqs: Positive = Field(
         default=UPSTREAM_SEQS,

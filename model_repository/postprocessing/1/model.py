@@ -10,7 +10,7 @@ from serving.process.server_log import set_up_adapter_log
 
 
 class TritonPythonModel:
-    """One request for each chunk of a stream, one response each, in order."""
+    """Postprocessing: one request for each chunk of a stream, one response each, in order."""
 
     def initialize(self, args: dict[str, str]) -> None:
         set_up_adapter_log(args)

@@ -9,7 +9,7 @@ from serving.telemetry.request_tracer import RequestTracer
 
 
 class TritonPythonModel:
-    """One request, one response; to long text it comes after `execute` has returned."""
+    """Preprocessing: one request, one response; to long text it comes after `execute` has returned."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What got worse is told by intervals, whichever way is good, for every result that is committed; it has to do so
-twice, and beside results of the same processor.
+"""Results that got worse are found by intervals, whichever way is good, for every result that is committed; it has to
+do so twice, and beside results of the same processor.
 """
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark makes of arrivals, and of the bytes of a stream; and the ports that its server gets."""
+"""A benchmark's reading of arrivals, and of the bytes of a stream; and the ports that its server gets."""
 
 import socket
 from pathlib import Path

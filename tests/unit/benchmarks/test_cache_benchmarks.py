@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks of the KV cache ask and count is what they say, counted by hand."""
+"""Requests and counts of the benchmarks of the KV cache, counted by hand."""
 
 from typing import cast
 

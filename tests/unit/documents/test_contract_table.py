@@ -101,12 +101,12 @@ COMPANIONS: dict[str, list[str]] = {
 
 
 def key_of(row: Tensor) -> str:
-    """What a tensor is called below: as it is sent, to the engine step where that takes it."""
+    """Return a tensor's name in this module: as it is sent, to the engine step where that takes it."""
     return row.engine or row.ensemble or row.bls
 
 
 def is_text(row: Tensor) -> bool:
-    """Whether it is sent by way of preprocessing."""
+    """Return whether the tensor is sent by way of preprocessing."""
     return not (row.engine or row.bls)
 
 
@@ -161,7 +161,7 @@ class Server:
         return np.array([value], dtype=DTYPES[row.data_type])
 
     def tensors(self, keys: list[str], *, is_text: bool = False) -> dict[str, Array]:
-        """A request to the engine step with these tensors, by way of preprocessing if `is_text`."""
+        """Return a request to the engine step with these tensors, by way of preprocessing if `is_text`."""
         if not is_text:
             return {key: self.value(key) for key in ("input_ids", "request_output_len", *keys)}
         names = {row.ensemble: row.preprocessing for row in CLIENT_INPUTS if row.preprocessing}
@@ -172,7 +172,7 @@ class Server:
         return {to_engine[name]: array for name, array in outputs.items() if name in to_engine}
 
     def answer_to(self, tensors: dict[str, Array], *, is_context_only: bool = False) -> dict[str, Array]:
-        """All outputs of a request, or of the last prompt of a batch; the last one of each name."""
+        """Return all outputs of a request, or of the last prompt of a batch; the last one of each name."""
         minimal = self.tensors([]) if "input_ids" not in tensors else {}
         rows = engine_rows(minimal | tensors)
         decoded = self.decoder.decode(rows[-1], is_context_only=is_context_only)

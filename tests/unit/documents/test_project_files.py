@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GitHub and pre-commit read calls targets and programs that are there."""
+"""The files that GitHub and pre-commit read call targets and programs that exist."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents say of GPUs is what the data and the files of `trireme prove` say."""
+"""The documents say of GPUs what the data and the files of `trireme prove` say."""
 
 import re
 from pathlib import Path

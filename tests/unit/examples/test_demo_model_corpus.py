@@ -68,7 +68,7 @@ def test_every_sum_wording_of_every_language_is_trained_on() -> None:
 
 
 def _question(prompt: str) -> str:
-    """The prompt without chat markup."""
+    """Return the prompt without chat markup."""
     return prompt.rpartition(USER)[2].partition("<|")[0]
 
 

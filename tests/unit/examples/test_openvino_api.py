@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the provider `openvino` refuses OpenVINO GenAI cannot do: each thing that would be needed is still missing.
+"""Things that the provider `openvino` refuses are impossible in OpenVINO GenAI: each thing that would be needed is
+still missing.
 
 A newer version that has one of them fails here, and the refusal can go.
 """

@@ -147,7 +147,7 @@ def combined(servers: Mapping[str, Values], deployment: str, site: str) -> dict[
 
 
 def pods_of(documents: Documents) -> Iterator[dict[str, Any]]:
-    """The pods' templates; those of a group with the label that its controller adds."""
+    """Return the pods' templates; those of a group with the label that its controller adds."""
     for document in documents:
         match document["kind"]:
             case "Deployment":

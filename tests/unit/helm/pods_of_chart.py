@@ -109,7 +109,7 @@ async def pods(ports: Mapping[str, int], *, credentials: Any = None, **hosts: st
 
 
 class Client:
-    """Of Envoy, over gRPC."""
+    """A client of Envoy, over gRPC."""
 
     def __init__(self, channel: Any) -> None:
         self._ask = channel.unary_unary(ASK)
@@ -117,17 +117,17 @@ class Client:
         self.index = channel.unary_unary(INDEX)
 
     async def ask(self, *headers: tuple[str, str]) -> str:
-        """Who answered."""
+        """Return the server that answered."""
         return bytes(await self._ask(b"", metadata=headers)).decode()
 
     async def who(self) -> tuple[str, str]:
-        """Who answered, and of which release Envoy says it is."""
+        """Return the server that answered, and the release that Envoy names."""
         call = self._ask(b"")
         name = bytes(await call).decode()
         return name, str(dict(await call.initial_metadata())["x-trireme-release"])
 
     async def ask_often(self, count: int, *headers: tuple[str, str], at_a_time: int = 64) -> list[str]:
-        """Who answered each."""
+        """Return the server that answered each request."""
         names = [""] * count
         left = iter(range(count))
 
@@ -147,7 +147,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def client(url: str, *, certificate: bytes | None = None) -> AsyncIterator[Client]:
-    """Connected; over TLS to who has that certificate."""
+    """Yield a client; over TLS to a server with the given certificate."""
     if certificate is None:
         made = grpc.aio.insecure_channel(url)
     else:

@@ -61,7 +61,7 @@ def envoy(tmp_path: Path) -> EnvoyOfChart:
 
 @contextlib.asynccontextmanager
 async def three(envoy: EnvoyOfChart) -> AsyncIterator[tuple[Client, dict[str, Pod]]]:
-    """A pod of each server, Envoy before them, and a client."""
+    """Yield a pod of each server, Envoy before them, and a client."""
     async with pods(envoy.ports, **NAMES) as found:
         for name, host in NAMES.items():
             envoy.pods[name].append(host)
@@ -217,7 +217,7 @@ def test_envoy_reaches_servers_with_tls_of_their_own_and_no_others(tmp_path: Pat
 
 
 def credentials(pair: Pair, clients: Authority, is_mutual: bool) -> Any:
-    """A server's; with mTLS it asks for certificates of an authority."""
+    """Return a server's credentials; with mTLS the server asks for certificates of an authority."""
     trusted = clients.ca.read_bytes() if is_mutual else None
     return grpc.ssl_server_credentials(
         [(pair.key.read_bytes(), pair.cert.read_bytes())], trusted, require_client_auth=is_mutual
@@ -316,7 +316,7 @@ def test_a_mirror_that_hangs_does_not_slow_the_primary(envoy: EnvoyOfChart) -> N
 
 
 async def longest_s(asking: Client) -> float:
-    """Of 2,000 requests, none of which fails."""
+    """Return the longest of 2,000 requests, none of which fails."""
     times = []
     for _ in range(20):
         started_s = time.monotonic()
@@ -488,7 +488,7 @@ def test_clients_are_served_over_tls_by_the_secrets_certificate(envoy_of_three: 
 
 
 def write_certificate(folder: Path) -> bytes:
-    """Of 127.0.0.1, signed by itself, as a Secret of the type kubernetes.io/tls has it; returns it."""
+    """Write and return a certificate of 127.0.0.1, signed by itself, as a Secret of kubernetes.io/tls has it."""
     folder.mkdir(parents=True)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "llm")])
@@ -507,7 +507,7 @@ def write_certificate(folder: Path) -> bytes:
 
 
 def test_a_rollouts_share_is_what_the_chart_splits_by(tmp_path: Path) -> None:
-    """Of `trireme rollout export --format helm-values`, as it goes through Helm."""
+    # `trireme rollout export --format helm-values`, as it goes through Helm
     (tmp_path / "deployment.yaml").write_text(yaml.safe_dump(DEPLOYMENT))
     store = tmp_path / "rollouts.sqlite"
     plan = Plan(candidate=2, stable=1, release={}, salt="a1", shares=(0.05, 0.25, 1.0))

@@ -71,7 +71,7 @@ def with_plain_pods(documents: Documents) -> Documents:
 
 
 def scan(documents: Documents, folder: Path) -> list[str]:
-    """The numbers of checkov's checks that fail."""
+    """Return the numbers of checkov's checks that fail."""
     (folder / "all.yaml").write_text(yaml.dump_all(documents))
     command = [PYTHON.parent / "checkov", "-f", folder / "all.yaml", "--framework", "kubernetes", "--skip-download"]
     result = subprocess.run(

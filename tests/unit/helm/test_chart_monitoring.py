@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart tells prometheus-operator and Grafana: whom to scrape, by which labels; and the files as they are."""
+"""The chart's objects for prometheus-operator and Grafana: targets, labels, and the files as they are."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_all_have_the_labels_that_prometheus_and_grafana_select_by() -> None:
 
 
 def pods_with_port(documents: Documents, port: str) -> list[dict[str, str]]:
-    """The labels of pods that have it."""
+    """Return the labels of pods that have the port."""
     templates = [document["spec"]["template"] for document in of_kind(documents, "Deployment")]
     for group in of_kind(documents, "LeaderWorkerSet"):
         templates += [group["spec"]["leaderWorkerTemplate"][f"{role}Template"] for role in ("leader", "worker")]

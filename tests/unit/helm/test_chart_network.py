@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reaches what: the chart's network policies, and its routes of the Gateway API."""
+"""The chart's network policies, and its routes of the Gateway API."""
 
 import itertools
 import json
@@ -66,7 +66,7 @@ def test_with_envoy_only_envoy_reaches_the_servers(servers: Mapping[str, Values]
 
 
 def test_names_are_asked_of_whom_the_site_says(servers: Mapping[str, Values]) -> None:
-    """As on OpenShift, whose resolvers are called otherwise and listen at 5353."""
+    """OpenShift's resolvers are called otherwise and listen at 5353."""
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
     documents = render(merged(combined(servers, "one", "envoy"), {"network": {"dns": {"peers": [peer], "port": 5353}}}))
     policies = of_kind(documents, "NetworkPolicy")
@@ -103,7 +103,7 @@ def test_routes_give_the_candidate_its_weight_and_pins_what_they_name(servers: M
 
 
 def test_a_pin_does_not_lead_to_another_model(tmp_path: Path) -> None:
-    """Of gRPC routes that match, the one with most headers wins, and of those the older."""
+    """Among gRPC routes that match, the one with most headers wins, then the older."""
     release = {"tokenizer": {"dir": "/models/t"}, "engine": {"provider": "simulated"}}
     models = [{"name": "chat", "other_releases": [{"release": 2, **release}], **release}, {"name": "code", **release}]
     (tmp_path / "pair.yaml").write_text(json.dumps({"name": "pair", "models": models}))
@@ -185,7 +185,7 @@ def model_of(match: Mapping[str, Any]) -> str | None:
 
 
 def test_no_route_leads_to_the_control_api(servers: Mapping[str, Values]) -> None:
-    """Of what is below a model's name, a trace's settings, the key is taken from whoever has it."""
+    """A trace's settings lie below a model's name; the key is taken from whoever has it."""
     for deployment in DEPLOYMENTS:
         documents = render(combined(servers, deployment, "gateway"))
         for kind, prefix in (("HTTPRoute", ""), ("GRPCRoute", "triton-grpc-protocol-")):

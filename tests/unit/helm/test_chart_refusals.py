@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart refuses, each by name."""
+"""Values that the chart refuses, each by name."""
 
 import json
 import re
@@ -92,7 +92,7 @@ def test_a_bad_value_is_refused_by_name(servers: Mapping[str, Values], values: V
 
 
 def places_of_values(values: Values, *above: str) -> Iterator[tuple[str, ...]]:
-    """Of all that has a value in the chart."""
+    """Return the places of all values in the chart."""
     for key, value in values.items():
         if value is not None:
             yield (*above, key)
@@ -150,7 +150,7 @@ def test_two_things_of_one_name_are_refused(
 
 
 def test_a_request_is_neither_given_nor_shown_to_another_models_candidate(tmp_path: Path) -> None:
-    """Of two models on one server."""
+    # two models on one server
     (tmp_path / "shared.yaml").write_text(json.dumps({"name": "shared", "models": [shared("chat"), shared("code")]}))
     values = merged(deployment_values(tmp_path / "shared.yaml"), IMAGES, SITES["envoy"])
     assert sorted(values["servers"]) == ["chat", "chat-2", "code-2"]
@@ -164,7 +164,7 @@ def test_a_request_is_neither_given_nor_shown_to_another_models_candidate(tmp_pa
 
 
 def shared(name: str) -> dict[str, Any]:
-    """A model of which another release is there, in turns with others."""
+    """Return a model with another release, in turns with others."""
     release = {"tokenizer": {"dir": "/models/t"}, "engine": {"provider": "simulated"}}
     turns = {"pool_mib": 100, "memory_mib": 80}
     return {"name": name, **release, "on_demand": turns, "other_releases": [{"release": 2, **release}]}

@@ -19,7 +19,7 @@ NAN = float("nan")
 
 
 def autoscalers(kind: str, *, servers: dict[str, Any] | None = None, traffic: Any = None, **scaling: Any) -> Documents:
-    """Of a server `chat`, or of others."""
+    """Return the autoscalers of a server `chat`, or of others."""
     documents = render(values(servers or {"chat": server()}, scaling={"kind": kind, **scaling}, traffic=traffic or {}))
     for version in ("1.30", "1.36"):
         assert wrong(documents, version=version) == {}
@@ -219,7 +219,7 @@ def test_without_any_answer_kubernetes_keeps_what_runs() -> None:
 
 
 def test_with_kedas_default_no_answer_would_be_no_load() -> None:
-    """What `ignoreNullValues` is set for."""
+    # the reason for `ignoreNullValues`
     keda = spec("keda", **SCALING)
     for trigger in keda["triggers"]:
         assert trigger["metadata"].pop("ignoreNullValues") == "false"

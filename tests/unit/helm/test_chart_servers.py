@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from a server's values: its end, its updates, its replicas, its names, what it serves."""
+"""Objects that follow from a server's values: its end, its updates, its replicas, its names, what it serves."""
 
 import itertools
 import json
@@ -122,7 +122,7 @@ def test_a_candidate_keeps_the_replicas_that_a_site_gives_it(servers: Mapping[st
 
 
 def replicas_of(documents: Documents) -> dict[str, int]:
-    """Of each server."""
+    """Return the replicas of each server."""
     found = of_kind(documents, "Deployment")
     return {one["metadata"]["labels"]["trireme/server"]: one["spec"]["replicas"] for one in found}
 

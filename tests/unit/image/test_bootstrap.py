@@ -36,7 +36,7 @@ LOCK_FILES = [CODE_ROOT / "requirements" / f"{name}.txt" for name in LOCKS]
 
 
 def python_that_says(folder: Path, name: str, version: tuple[int, int, int]) -> Path:
-    """An executable that answers the probe as a Python of this version would."""
+    """Write an executable that answers the probe as a Python of this version would."""
     program = folder / name
     facts = {
         "executable": str(program),
@@ -143,7 +143,7 @@ class TestLibpython:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with a lock and a finished environment of Python 3.11, as `prepare` leaves it."""
+    """Make a repository with a lock and a finished environment of Python 3.11, as `prepare` leaves it."""
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "dev.txt").write_text("numpy==1.26.4\n")
     (tmp_path / "requirements" / "triton.txt").write_text("nvidia-pytriton==0.7.0\n")
@@ -204,7 +204,7 @@ class TestWhenNothingIsToDo:
 
 @pytest.fixture
 def server(checkout: Path) -> Path:
-    """The checkout with the wheel unpacked, and the folder of a libpython outside it."""
+    """Return the checkout with the wheel unpacked, and the folder of a libpython outside it."""
     place = checkout / ".tools" / "triton"
     for file in (
         "pytriton/tritonserver/bin/tritonserver",

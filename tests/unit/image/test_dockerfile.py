@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found wrong with the Dockerfile; `test_pod_of_chart.py` tries if what it copies is enough."""
+"""Faults that are found in the Dockerfile; `test_pod_of_chart.py` tries if what it copies is enough."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_the_user_is_the_charts() -> None:
 
 
 def test_the_project_goes_into_the_bases_own_environment() -> None:
-    """One made from it would not see the packages of it; `tests/triton/image/test_gpu_image.py` builds the image."""
+    """An environment made from the base's would not see its packages; `test_gpu_image.py` builds the image."""
     text = DOCKERFILE.read_text()
     assert " -m venv" not in text
     assert "pip install" not in text

@@ -138,7 +138,7 @@ def write_package(folder: Path, name: str, version: str, *requires: str) -> None
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """An environment with a `tensorrt_llm` and all that the project needs, but for the last package, as metadata."""
+    """Make an environment of metadata: a `tensorrt_llm` and all that the project needs but for the last package."""
     place = tmp_path / "base"
     venv.create(place, symlinks=True)
     site = site_of(place)

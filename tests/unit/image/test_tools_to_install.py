@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a message says is to be typed for a missing tool exists: a task of make, or a name that the set-up knows."""
+"""Commands that messages name for a missing tool exist: a task of make, or a name that the set-up knows."""
 
 import re
 from pathlib import Path

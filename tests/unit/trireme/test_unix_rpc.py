@@ -390,7 +390,7 @@ def closing_listener(path: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def answering(path: Path, answer: bytes, *, size: int = 1 << 30) -> Iterator[None]:
-    """A server that takes one request, whatever it is, answers with these bytes and hangs up."""
+    """Yield a server that takes one request, whatever it is, answers with these bytes and hangs up."""
 
     def answer_one() -> None:
         connection, _ = listener.accept()

@@ -76,7 +76,7 @@ class Turns:
             self.engine.cancel(key)
 
     def wait_for(self, key: int) -> list[TokenChunk]:
-        """All chunks of a request."""
+        """Return all chunks of a request."""
         wait_until(lambda: self._is_ended(key))
         return self.chunks[key]
 

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule for docstrings: each stands alone; ruff's D400 and D401 hold the full stop and the verb."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[3]
+BANNED_FIRST = frozenset(["Of", "So", "Those", "That", "As", "Who", "Whether", "All", "One", "What", "Where"])
+LEANS_ON_OTHERS = re.compile(r"\b(as|see) above\b|^The same\b", re.IGNORECASE)
+
+
+def _wrong(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node)
+        if text and (text.split()[0].strip("`:,;.") in BANNED_FIRST or LEANS_ON_OTHERS.search(text)):
+            yield f"{path.relative_to(PROJECT)}:{node.body[0].lineno}: {text.splitlines()[0]}"
+
+
+def test_no_docstring_begins_in_the_middle_of_a_sentence_or_leans_on_another() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    assert [wrong for name in listed.split() for wrong in _wrong(PROJECT / name)] == []
