@@ -48,7 +48,7 @@ DRAFT_OUTPUTS = ["text_output", "total_accepted_draft_tokens", "total_draft_toke
 def test_each_accumulated_response_holds_the_text_so_far(drafting: RunningServer) -> None:
     whole = "".join(texts(drafting, "ensemble", **STORY))
     accumulated = texts(drafting, BLS, **STORY)
-    assert len(accumulated) > 5
+    assert len(accumulated) > 1  # the first token goes at once; tokens of a busy machine's later steps are joined
     assert all(whole.startswith(text) for text in accumulated)
     assert accumulated[-1] == whole
 
