@@ -124,7 +124,8 @@ def test_ctrl_c_cancels_what_runs_and_counts_it_nowhere(start: Start, tmp_path: 
     assert [one.end for one in run.records] == ["done"] * 3
     assert run.info.unended is not None
     assert run.info.unended.count == 2, "one for each user"
-    assert run.records[0].end_ns <= run.info.unended.since_ns < run.info.unended.stopped_ns
+    first_end_ns = min(one.end_ns for one in run.records)  # records are written in another order on a busy machine
+    assert first_end_ns <= run.info.unended.since_ns < run.info.unended.stopped_ns
     assert "2 requests, due from" in out, "who stopped a server that stalls sees that it did"
 
 
