@@ -59,12 +59,16 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         target = _target(source, link["path"])
         uri = _in_site(target)
         if files.get_file_from_path(uri) is None and not target.startswith("docs/"):
-            return f"{link['before'].strip('[]')} (`{target}`)" if (ROOT / target).exists() else link[0]
+            return _as_text(link["before"].strip("[]"), target) if (ROOT / target).exists() else link[0]
         path = posixpath.relpath(uri, posixpath.dirname(page.file.src_uri))
         return f"{link['before']}({path}{link['anchor'] or ''})"
 
     parts = _FENCE.split(markdown)
     return "".join(part if part.startswith("```") else _LINK.sub(moved, part) for part in parts)
+
+
+def _as_text(shown: str, path: str) -> str:
+    return f"`{path}`" if shown.strip("`") == path else f"{shown} (`{path}`)"
 
 
 def _outside(config: MkDocsConfig, path: str) -> File:
