@@ -95,7 +95,7 @@ observe: setup ## Start Prometheus and Alertmanager beside a running server unti
 observe-files: setup ## Write the rules, their tests and the dashboards in helm/trireme/files again
 	.venv/bin/trireme observe files
 
-docs: setup ## Write the tables of the documents again and check every link between the documents
+docs: setup ## Write the generated pages and tables again, check every link, and build the site in site/
 	$(RUN) documents.contract_table
 	$(RUN) scripts.trtllm_names
 	$(RUN) documents.trtllm_page
@@ -105,7 +105,9 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) documents.rollout_page
 	$(RUN) documents.peers_page
 	$(RUN) documents.cost_cases_page
+	$(RUN) documents.reference_pages
 	$(RUN) documents.check_links
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet
 
 golden: setup ## Write what the chart makes of its examples again, in tests/golden/helm
 	@$(SETUP) --only chart
@@ -125,4 +127,4 @@ trtllm-facts: ## Compare the facts of the nearest version in tests/fakes/trtllm_
 	python3 scripts/trtllm_facts.py $(ARGS)
 
 clean: ## Remove what was generated; .venv and .tools stay
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

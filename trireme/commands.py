@@ -107,6 +107,11 @@ def run_command(name: str, args: list[str]) -> None:
     """Run one subcommand; it ends with SystemExit, as typer does."""
     # gRPC's own log lines would stand between ours when a server goes or refuses TLS; GRPC_VERBOSITY=info shows them.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
+    command_app(name)(args=args, prog_name=f"trireme {name}")
+
+
+def command_app(name: str) -> typer.Typer:
+    """Return the command line of one subcommand."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     command = COMMANDS[name]
     for function in command.verbs or (command.function,):
@@ -114,7 +119,7 @@ def run_command(name: str, args: list[str]) -> None:
         app.command(verb)(_exiting(_load(name, function), keeps_lines=name in _KEEP_LINES))
     if command.verbs:  # typer takes a single one for the whole command otherwise
         app.callback(help=f"{command.help}.")(lambda: None)
-    app(args=args, prog_name=f"trireme {name}")
+    return app
 
 
 def _load(name: str, function: str) -> Callable[..., object]:

@@ -18,9 +18,9 @@ class ClassShares(Spec):
     What is above a class's share is for higher classes.
     """
 
-    premium: Share = 1.0
-    standard: Share = 0.95
-    batch: Share = 0.75
+    premium: Share = Field(default=1.0, description="share of the class premium")
+    standard: Share = Field(default=0.95, description="share of the class standard")
+    batch: Share = Field(default=0.75, description="share of the class batch")
 
     @model_validator(mode="after")
     def _higher_has_more(self) -> "ClassShares":
@@ -43,7 +43,9 @@ class BudgetSpec(Spec):
         default="max_tokens",
         description="learned: what the tenant's requests made before; a request that makes more may be preempted, once",
     )
-    forecast_quantile: Annotated[Number, Field(gt=0, lt=1)] = 0.9
+    forecast_quantile: Annotated[Number, Field(gt=0, lt=1)] = Field(
+        default=0.9, description="with learned: quantile of earlier output lengths that a request is expected to reach"
+    )
     shares: ClassShares = ClassShares()
     batch_prefill_share: Share = Field(
         default=0.1,
@@ -64,7 +66,9 @@ class BudgetSpec(Spec):
 class QueueSpec(Spec):
     """Limits of what may wait, and the order in which it starts."""
 
-    policy: Literal["fifo", "fair_classes"] = "fair_classes"
+    policy: Literal["fifo", "fair_classes"] = Field(
+        default="fair_classes", description="order of starts; fifo: by arrival"
+    )
     max_requests: Positive = Field(default=1024, description="of each class, shared among its tenants by weight")
     max_tokens: Positive = Field(default=4_000_000, description="of each class; prompts and expected outputs")
     refuse_within_ms: Number | None = Field(
@@ -89,9 +93,13 @@ class QueueSpec(Spec):
 class _LevelSpec(Spec):
     """The offered load at which a load-shedding level starts and ends; 1 is as much as the budget holds."""
 
-    enter: Annotated[Number, Field(gt=0, le=1000)]
-    leave: Annotated[Number, Field(gt=0, le=1000)]
-    priority_class: Literal["batch", "standard"]  # premium is never shed
+    enter: Annotated[Number, Field(gt=0, le=1000)] = Field(description="offered load from which the level holds")
+    leave: Annotated[Number, Field(gt=0, le=1000)] = Field(
+        description="offered load below which the level ends; below enter"
+    )
+    priority_class: Literal["batch", "standard"] = Field(
+        description="class that the level is for"
+    )  # premium is never shed
 
     @model_validator(mode="after")
     def _leaves_below(self) -> "_LevelSpec":
@@ -105,14 +113,14 @@ class _LevelSpec(Spec):
 class CapLevelSpec(_LevelSpec):
     """A load-shedding level that caps the output tokens of a class."""
 
-    action: Literal["cap_max_tokens"]
-    max_tokens: Positive
+    action: Literal["cap_max_tokens"] = Field(description="caps max_tokens of the class")
+    max_tokens: Positive = Field(description="output tokens that a request of the class gets")
 
 
 class RefuseLevelSpec(_LevelSpec):
     """A load-shedding level that refuses a class."""
 
-    action: Literal["refuse"]
+    action: Literal["refuse"] = Field(description="refuses the class")
 
 
 class LoadSheddingSpec(Spec):

@@ -25,10 +25,14 @@ from trireme.base.errors import SpecError
 class MachineSpec(Spec):
     """Resources that the models have to share; without it, those of the machine that is asked."""
 
-    host_memory_gib: Annotated[Number, Field(gt=0, le=1e6)] | None = None
+    host_memory_gib: Annotated[Number, Field(gt=0, le=1e6)] | None = Field(
+        default=None, description="host memory that the models share"
+    )
     gpu: str | None = Field(default=None, description="a name that `trireme plan` knows: h100, l40s, ...")
     gpu_memory_gib: Annotated[Number, Field(gt=0, le=1e5)] | None = Field(default=None, description="of each GPU")
-    num_gpus: Annotated[Integer, Field(ge=0, le=1024)] | None = None
+    num_gpus: Annotated[Integer, Field(ge=0, le=1024)] | None = Field(
+        default=None, description="GPUs that the models share"
+    )
 
 
 class DeploymentSpec(Spec):
@@ -37,7 +41,9 @@ class DeploymentSpec(Spec):
     name: Name = Field(description="also the folder under build/")
     triton: TritonSpec = TritonSpec()
     models: tuple[ModelSpec, ...] = Field(min_length=1)
-    extra_models: tuple[ExtraModelSpec, ...] = ()
+    extra_models: tuple[ExtraModelSpec, ...] = Field(
+        default=(), description="Triton models of your own, beside the language models"
+    )
     rate_limiter: tuple[RateLimiterPool, ...] = Field(
         default=(), description="the resources of Triton's rate limiter; one that is not named here has none"
     )

@@ -17,8 +17,8 @@ _LLM_DEVICE = 0  # Triton counts an instance that is of KIND_CPU as one of devic
 class RateLimiterPool(Spec):
     """A resource of Triton's rate limiter: `--rate-limit-resource`."""
 
-    name: ResourceName
-    count: Positive
+    name: ResourceName = Field(description="name of the resource")
+    count: Positive = Field(description="how many of the resource there are")
     device: NotNegative | None = Field(default=None, description="none: so much of each device")
 
 

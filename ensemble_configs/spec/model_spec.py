@@ -16,8 +16,8 @@ ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_len
 class ResourceNeed(Spec):
     """An amount of a resource of Triton's rate limiter that an instance of a model takes while its `execute()` runs."""
 
-    name: ResourceName
-    count: Positive = 1
+    name: ResourceName = Field(description="name of the resource")
+    count: Positive = Field(default=1, description="how many of the resource one execution takes")
     is_global: Boolean = Field(default=False, description="of one pool for all devices, not of each device's own")
 
 
@@ -39,10 +39,10 @@ class InstancesSpec(Spec):
     """How many instances of each step Triton runs, each in a process of its own."""
 
     preprocessing: Positive = Field(default=1, le=64, description="tokenizers")
-    tensorrt_llm: Positive = 1
-    postprocessing: Positive = 1
-    ensemble: Positive = 1
-    tensorrt_llm_bls: Positive = 1
+    tensorrt_llm: Positive = Field(default=1, description="stays 1")
+    postprocessing: Positive = Field(default=1, description="stays 1")
+    ensemble: Positive = Field(default=1, description="stays 1")
+    tensorrt_llm_bls: Positive = Field(default=1, description="stays 1")
 
     @model_validator(mode="after")
     def _states_have_one_owner(self) -> "InstancesSpec":
@@ -64,7 +64,7 @@ class TritonQueueSpec(Spec):
     """Triton's own queue before each step that may have one; requests say `priority` and `timeout` to it."""
 
     priority_levels: Positive = Field(default=3, le=100, description="1 is the first")
-    default_priority_level: Positive = 2
+    default_priority_level: Positive = Field(default=2, description="level of requests that name none")
     max_queue_size: NotNegative = Field(default=0, description="more are refused by Triton; 0: no bound")
 
     @model_validator(mode="after")
@@ -80,13 +80,13 @@ class TritonQueueSpec(Spec):
 class ModelSpec(ReleaseSpec):
     """A language model: the release that is served, those beside it, and Triton's settings for all of them."""
 
-    name: Name = "model"
+    name: Name = Field(default="model", description="name of the model, from which Triton's names are made")
     prefix: str | None = Field(
         default=None,
         pattern=r"^([a-z][a-z0-9_]*)?$",
         description="before the names of Triton's models; none: the model's name and '_'; '': upstream's bare names",
     )
-    release: Positive = 1
+    release: Positive = Field(default=1, description="number of the release that is served to whoever names none")
     other_releases: tuple[ReleaseSpec, ...] = Field(
         default=(), description="loaded beside it; asked for by version, or by the request parameter `release`"
     )
@@ -173,7 +173,9 @@ class ModelSpec(ReleaseSpec):
 class ExtraModelSpec(Spec):
     """A Triton model of the user's own, such as one for embeddings, taken into the repository as it is."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=128)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=128)] = Field(
+        description="name of the model in Triton"
+    )
     dir: Path = Field(description="holds config.pbtxt and the version folders")
     rate_limiter: RateLimiterSpec | None = Field(
         default=None, description="then its config.pbtxt has no instance_group; it is written here"

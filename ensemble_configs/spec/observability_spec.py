@@ -28,12 +28,14 @@ class TracingSpec(Spec):
     endpoint: Annotated[str, Field(max_length=2048), AfterValidator(_is_endpoint)] = Field(
         description="of the collector; spans go to /v1/traces below it, the histogram to /v1/metrics"
     )
-    protocol: Literal["http/protobuf"] = "http/protobuf"
+    protocol: Literal["http/protobuf"] = Field(default="http/protobuf", description="protocol of the collector")
     sample_ratio: Annotated[Number, Field(ge=0, le=1)] = Field(
         default=1.0, description="of requests that come without a trace; of one that is in a trace its caller decides"
     )
     export_delay_s: Annotated[Number, Field(ge=0.05, le=60)] = Field(default=1.0, description="in which spans gather")
-    metrics_period_s: Annotated[Number, Field(ge=0.1, le=3600)] = 10.0
+    metrics_period_s: Annotated[Number, Field(ge=0.1, le=3600)] = Field(
+        default=10.0, description="seconds between two exports of the histogram"
+    )
     is_triton_traced: Boolean = Field(
         default=False,
         description="Triton's own spans too; it traces whatever its caller has a trace for, sampled or not",

@@ -126,7 +126,7 @@ class ReleaseSpec(Spec):
     need not be named: they are its subfolders `engine` and `tokenizer`.
     """
 
-    release: Positive
+    release: Positive = Field(description="number of the release, a version in Triton")
     release_dir: Path | None = Field(
         default=None, description="a built release: its manifest is checked at every start, and must be there"
     )

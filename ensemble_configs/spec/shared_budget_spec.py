@@ -11,7 +11,9 @@ from ensemble_configs.spec.base import Number, Positive, Spec
 class SharedResourceSpec(Spec):
     """A resource with one count for all models together; each model names the same count."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)] = Field(
+        description="name of the resource, the same in every model"
+    )
     count: Positive = Field(description="units that all models of the server may hold together")
     per: Literal["request", "kv_block", "token"] = Field(
         default="request", description="of a request in flight, with the longest output that its client allows"

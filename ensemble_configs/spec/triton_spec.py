@@ -13,12 +13,12 @@ class TritonSpec(Spec):
     host: str = Field(
         default="127.0.0.1", pattern=r"^[0-9A-Za-z.:_-]+$", max_length=253, description="address or name to listen on"
     )
-    http_port: Port = 8000
-    grpc_port: Port = 8001
+    http_port: Port = Field(default=8000, description="port of KServe over HTTP")
+    grpc_port: Port = Field(default=8001, description="port of KServe over gRPC")
     grpc_tls: GrpcTlsSpec | None = Field(
         default=None, description="certificates of the gRPC endpoint; Triton's HTTP endpoint has no TLS"
     )
-    metrics_port: Port = 8002
+    metrics_port: Port = Field(default=8002, description="port of the metrics for Prometheus")
     triton_max_batch_size: Positive = Field(
         default=256, description="prompts that Triton lets through in one request; a request may hold 128 of them"
     )
@@ -51,7 +51,9 @@ class TritonSpec(Spec):
     max_restarts: NotNegative = Field(
         default=5, description="of a server that died, within restart_window_s; after that `trireme serve` ends"
     )
-    restart_window_s: Number = Field(default=600.0, gt=0, le=1e9)
+    restart_window_s: Number = Field(
+        default=600.0, gt=0, le=1e9, description="time in which restarts are counted, for max_restarts"
+    )
     restart_backoff_s: Number = Field(
         default=1.0,
         ge=0,

@@ -16,7 +16,9 @@ class OpenVinoEngineSpec(FixedCacheSpec):
     provider: Literal["openvino"]
     dir: Path = Field(description="folder with openvino_model.xml")
     num_threads: Positive | None = Field(default=None, le=1024, description="CPU threads; none: all cores")
-    kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
+    kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = Field(
+        default="auto", description="number format of the KV cache; auto: OpenVINO's choice"
+    )
     is_prefix_caching: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
     lora_file: Path | None = Field(
         default=None, description="a low-rank adapter (safetensors, as PEFT writes it) for all requests"

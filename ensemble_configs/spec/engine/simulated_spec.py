@@ -12,7 +12,7 @@ from ensemble_configs.spec.engine.provider_spec import FixedCacheSpec
 class SimulatedFaultSpec(Spec):
     """The faults of a simulated engine: a rehearsal of what a server has to survive."""
 
-    kind: Literal["crash", "hang"]
+    kind: Literal["crash", "hang"] = Field(description="how the engine fails")
     after_requests: NotNegative | None = Field(
         default=None, description="that were taken before; none: already while it loads"
     )
@@ -24,11 +24,13 @@ class SimulatedEngineSpec(FixedCacheSpec):
     provider: Literal["simulated"]
     mode: Literal["hash", "echo"] = Field(default="hash", description="echo: the output is the prompt, over and over")
     vocab_size: Positive = Field(default=4096, ge=17, description="the first 16 tokens are never made")
-    kv_block_tokens: Positive = 16
-    seed: Integer = 0
+    kv_block_tokens: Positive = Field(default=16, description="tokens of a KV block")
+    seed: Integer = Field(default=0, description="seed of the tokens")
     step_ms: Number = Field(default=1.0, ge=0, le=60_000, description="a step's fixed time")
-    prefill_us_per_token: Number = Field(default=20.0, ge=0, le=1e6)
-    decode_us_per_seq: Number = Field(default=50.0, ge=0, le=1e6)
+    prefill_us_per_token: Number = Field(default=20.0, ge=0, le=1e6, description="a step's time for each prompt token")
+    decode_us_per_seq: Number = Field(
+        default=50.0, ge=0, le=1e6, description="a step's time for each sequence that decodes"
+    )
     weight_bytes: Integer = Field(default=0, ge=0, description="that it stands for in a memory plan and in the metrics")
     kv_bytes_per_token: Integer = Field(default=0, ge=0, description="as weight_bytes")
     flops_per_token: Number = Field(

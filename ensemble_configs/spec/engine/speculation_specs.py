@@ -13,9 +13,9 @@ class LookaheadSpec(Spec):
     """Lookahead decoding: n-grams guessed by the model itself, in an engine that was built for it."""
 
     method: Literal["lookahead"]
-    window_size: Positive
-    ngram_size: Positive
-    verification_set_size: Positive
+    window_size: Positive = Field(description="n-grams guessed at once")
+    ngram_size: Positive = Field(description="tokens of an n-gram")
+    verification_set_size: Positive = Field(description="n-grams verified at once")
 
     @property
     def max_draft_len(self) -> int:
@@ -35,8 +35,8 @@ class MedusaSpec(Spec):
     """Medusa heads in the engine."""
 
     method: Literal["medusa"]
-    max_draft_len: Positive
-    num_heads: Positive
+    max_draft_len: Positive = Field(description="draft tokens of a step")
+    num_heads: Positive = Field(description="Medusa heads of the engine")
     choices: tuple[tuple[Integer, ...], ...] | None = Field(
         default=None, description="tree of drafts; none: the engine's"
     )
@@ -46,23 +46,29 @@ class EagleSpec(Spec):
     """EAGLE-1 or -2, built into the engine."""
 
     method: Literal["eagle"]
-    max_draft_len: Positive
-    num_layers: Positive | None = None
+    max_draft_len: Positive = Field(description="draft tokens of a step")
+    num_layers: Positive | None = Field(default=None, description="layers that draft; none: the engine's")
     choices: tuple[tuple[Integer, ...], ...] | None = Field(
         default=None, description="tree of drafts; none: the engine's"
     )
-    is_greedy_sampling: Boolean = True
-    posterior_threshold: Number | None = Field(default=None, ge=0, le=1)
-    is_dynamic_tree: Boolean = False
-    dynamic_tree_max_top_k: Positive | None = None
+    is_greedy_sampling: Boolean = Field(
+        default=True, description="accept drafts that equal the most likely token; false: upstream's typical acceptance"
+    )
+    posterior_threshold: Number | None = Field(
+        default=None, ge=0, le=1, description="threshold of typical acceptance; none: upstream's"
+    )
+    is_dynamic_tree: Boolean = Field(default=False, description="make the tree of drafts while decoding (EAGLE-2)")
+    dynamic_tree_max_top_k: Positive | None = Field(
+        default=None, description="branches of a dynamic tree; none: upstream's choice"
+    )
 
 
 class NGramSpec(Spec):
     """Drafts looked up in the prompt and the output so far."""
 
     method: Literal["ngram"]
-    max_draft_len: Positive
-    max_matching_ngram_size: Positive
+    max_draft_len: Positive = Field(description="draft tokens of a step")
+    max_matching_ngram_size: Positive = Field(description="longest n-gram that is looked up")
     is_keeping_all: Boolean = Field(default=True, description="keep every match of an n-gram, not one")
     is_using_oldest: Boolean = Field(default=True, description="take the oldest match first")
     is_public_pool: Boolean = Field(default=True, description="requests share their n-grams")
@@ -72,10 +78,10 @@ class MtpSpec(Spec):
     """Multi-token prediction layers of the model itself (DeepSeek)."""
 
     method: Literal["mtp"]
-    num_nextn_predict_layers: Positive = 1
-    is_vanilla: Boolean = False
+    num_nextn_predict_layers: Positive = Field(default=1, description="layers that draft, one token each")
+    is_vanilla: Boolean = Field(default=False, description="upstream's use_mtp_vanilla")
     is_relaxed_for_thinking: Boolean = Field(default=False, description="accept near misses while the model thinks")
-    relaxed_top_k: Positive = 1
+    relaxed_top_k: Positive = Field(default=1, description="candidates that count as near misses")
     relaxed_delta: Number = Field(default=0.0, ge=0, le=1, description="of probability")
 
 
@@ -84,7 +90,7 @@ class Eagle3Spec(Spec):
 
     method: Literal["eagle3"]
     dir: Path = Field(description="folder of the draft checkpoint")
-    max_draft_len: Positive
+    max_draft_len: Positive = Field(description="draft tokens of a step")
     is_one_model: Boolean = Field(default=True, description="draft and target run as one model")
 
 
@@ -93,7 +99,7 @@ class DraftTargetSpec(Spec):
 
     method: Literal["draft_target"]
     dir: Path = Field(description="folder of the draft checkpoint")
-    max_draft_len: Positive
+    max_draft_len: Positive = Field(description="draft tokens of a step")
 
 
 def accepted_at_once(

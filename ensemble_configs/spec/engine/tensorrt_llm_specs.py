@@ -43,20 +43,30 @@ class LoraSpec(Spec):
     max_adapters: Positive = Field(
         default=64, description="that an engine may load in its life; upstream keeps each in host memory"
     )
-    max_rank: Positive = 64
+    max_rank: Positive = Field(default=64, description="highest rank of an adapter")
     target_modules: tuple[str, ...] = Field(
         default=(), description="attn_q, attn_k, ...; none: those of the adapters at start"
     )
-    max_device_adapters: Positive | None = None
-    max_host_adapters: Positive | None = None
+    max_device_adapters: Positive | None = Field(
+        default=None, description="adapters in GPU memory at once; none: upstream's choice"
+    )
+    max_host_adapters: Positive | None = Field(
+        default=None, description="adapters in host memory at once; none: upstream's choice"
+    )
 
 
 class CacheTransceiverSpec(Spec):
     """How KV blocks travel between the servers of the prefill and of the decode phase."""
 
-    backend: Literal["default", "ucx", "nixl", "mooncake", "mpi"] = "default"
-    max_buffer_tokens: Positive | None = None
-    transfer_timeout_ms: Positive | None = None
+    backend: Literal["default", "ucx", "nixl", "mooncake", "mpi"] = Field(
+        default="default", description="library that moves the blocks"
+    )
+    max_buffer_tokens: Positive | None = Field(
+        default=None, description="tokens of a transfer's buffer; none: upstream's choice"
+    )
+    transfer_timeout_ms: Positive | None = Field(
+        default=None, description="longest time of a transfer; none: upstream's choice"
+    )
 
 
 class _TrtLlmSpec(ProviderSpec):
@@ -81,7 +91,7 @@ class _TrtLlmSpec(ProviderSpec):
         default=0, ge=0, description="host memory that KV blocks move to before they are lost"
     )
     is_block_reuse: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
-    is_partial_block_reuse: Boolean = True
+    is_partial_block_reuse: Boolean = Field(default=True, description="reuse the part of a block that matches a prompt")
     max_attention_window: tuple[Positive, ...] | None = Field(
         default=None, description="tokens, layer by layer, repeated"
     )
@@ -89,8 +99,13 @@ class _TrtLlmSpec(ProviderSpec):
     is_chunked_prefill: Boolean = Field(
         default=True, description="prefill beside decoding, max_num_batched_tokens at most"
     )
-    capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict", "static_batch"] = "guaranteed_no_evict"
-    context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = None
+    capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict", "static_batch"] = Field(
+        default="guaranteed_no_evict",
+        description="which requests share the KV cache; max_utilization pauses requests when the cache is full",
+    )
+    context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = Field(
+        default=None, description="order in which chunks of prompts run; none: upstream's choice"
+    )
     tokenizer_dir: Path | None = Field(default=None, description="for guided decoding: its grammars are of characters")
     lora: LoraSpec | None = None
     cache_transceiver: CacheTransceiverSpec | None = None
@@ -160,7 +175,9 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     end_ids: tuple[NotNegative, ...] | None = Field(
         default=None, description="end tokens; none: those in a generation_config.json beside the engine"
     )
-    guided_decoding_backend: Literal["xgrammar"] | None = None
+    guided_decoding_backend: Literal["xgrammar"] | None = Field(
+        default=None, description="library of guided decoding; none: guides are refused"
+    )
     is_gathering_generation_logits: Boolean = Field(
         default=False,
         description="needed for return_log_probs and return_generation_logits; any engine can be loaded with it, and "
@@ -197,15 +214,23 @@ class PyTorchEngineSpec(_TrtLlmSpec):
     moe_tp_size: Positive | None = Field(default=None, description="tensor parallel of the experts")
     cp_size: Positive = Field(default=1, le=MAX_RANKS, description="context parallel")
     is_attention_dp: Boolean = Field(default=False, description="attention by data parallel ranks, not tensor parallel")
-    kv_cache_dtype: Literal["auto", "fp8", "nvfp4"] = "auto"
-    kv_block_tokens: Positive = 32
+    kv_cache_dtype: Literal["auto", "fp8", "nvfp4"] = Field(
+        default="auto", description="number format of the KV cache; auto: the checkpoint's"
+    )
+    kv_block_tokens: Positive = Field(default=32, description="tokens of a KV block")
     sampler: Literal["torch", "trtllm"] = Field(
         default="torch", description="trtllm knows seeds and penalties, and no speculation"
     )
-    moe_backend: Literal["cutlass", "cutedsl", "wideep", "trtllm", "deepgemm", "vanilla", "triton"] = "cutlass"
-    is_cuda_graph: Boolean = True
-    is_overlap_scheduler: Boolean = True
-    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
+    moe_backend: Literal["cutlass", "cutedsl", "wideep", "trtllm", "deepgemm", "vanilla", "triton"] = Field(
+        default="cutlass", description="kernels of the experts"
+    )
+    is_cuda_graph: Boolean = Field(default=True, description="record the steps of decode, and replay them")
+    is_overlap_scheduler: Boolean = Field(
+        default=True, description="begin a step before the tokens of the last one are on the host"
+    )
+    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = Field(
+        default=None, description="library of guided decoding; none: guides are refused"
+    )
     speculation: Annotated[NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec, Field(discriminator="method")] | None = (
         None
     )

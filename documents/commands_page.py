@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of every command with its options, from the command line itself."""
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+import typer.main
+from typer import Context
+from typer._click import Command  # typer 0.29 brings click as its own, and has no public name for it
+from typer.core import TyperGroup
+
+from benchmarks.support.report import markdown_table
+from documents.cells import cell
+from trireme.commands import COMMANDS, command_app
+
+_BLOCK = "\b"  # click's mark of a paragraph whose lines stay as they are
+
+
+def render() -> str:
+    """Return the page: a section for each command, one below for each verb of a command that has several."""
+    overview = markdown_table(
+        ["command", "what the command does"],
+        ([f"[`trireme {name}`](#trireme-{name})", cell(command.help)] for name, command in COMMANDS.items()),
+    )
+    sections = [section for name in COMMANDS for section in _sections(name)]
+    return "\n\n".join(["# Commands", overview, *sections]) + "\n"
+
+
+def _sections(name: str) -> list[str]:
+    command = typer.main.get_command(command_app(name))
+    if not isinstance(command, TyperGroup):
+        return [f"## trireme {name}", *_described(command, f"trireme {name}")]
+    found = [f"## trireme {name}", f"{COMMANDS[name].help}."]
+    for verb, below in command.commands.items():
+        found += [f"### trireme {name} {verb}", *_described(below, f"trireme {name} {verb}")]
+    return found
+
+
+def _described(command: Command, path: str) -> list[str]:
+    context = Context(command, info_name=path)
+    records = [record for one in command.params if (record := one.get_help_record(context)) is not None]
+    rows = ([f"`{cell(name)}`", cell(text)] for name, text in records if name != "--help")
+    return [*_paragraphs(command.help or ""), *([markdown_table(["option", "meaning"], rows)] if records else [])]
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yield the paragraphs of a help text as Markdown; lines that are indented become a block of code."""
+    lines = re.sub(r"\n\n(?=  )", "\n", text.replace(_BLOCK, "")).splitlines()  # examples apart are one block
+    for is_code, block in groupby(lines, key=lambda line: line.startswith("  ")):
+        if is_code:
+            yield "\n".join(["```", *(line.removeprefix("  ") for line in block), "```"])
+        else:
+            yield from (" ".join(part.split()) for part in "\n".join(block).split("\n\n") if part.strip())
