@@ -7,7 +7,8 @@ RUN = .venv/bin/python -m
 # two keep two cores busy; with four a run took 15 minutes and not 17, and tests that measure fell. 5: ARGS leaves none of a kind.
 # No worker that is lost is replaced: pytest-xdist 3.8 would hand files out again that are done, and wait for ever.
 SUITE = $(RUN) pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-UNIT = $(SUITE) -n 4 tests/unit -m "not soak and not gpu"
+UNIT = $(SUITE) -n 2 tests/unit -m "not soak and not gpu and not slow"
+WITHOUT_SERVER = $(SUITE) -n 4 tests/unit -m "not soak and not gpu"
 TRITON = $(SUITE) -n 2 tests/triton -m "not soak and not gpu"
 SOAK = $(SUITE) --timeout 7200 -o faulthandler_timeout=0
 DEMO = ../../.tools/build-cpu/bin/python
@@ -32,9 +33,9 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
 	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh gpu-image-wheels
-	@status=0; $(UNIT) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
+	@status=0; $(WITHOUT_SERVER) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
-unit: setup ## The tests that need no server; some minutes
+unit: setup ## The tests that take no server, no other program and no seconds
 	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton

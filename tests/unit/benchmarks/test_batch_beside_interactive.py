@@ -11,6 +11,8 @@ from benchmarks.studies.batch_beside_interactive import Segment, figures_of
 from benchmarks.studies.batch_share_in_virtual_time import MEAN_TOKENS, Run, ratios
 from benchmarks.support.report import RESULTS
 
+pytestmark = pytest.mark.slow
+
 NEWEST = max(RESULTS.glob("batch_beside_interactive_*.json"))
 
 

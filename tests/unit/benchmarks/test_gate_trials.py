@@ -31,6 +31,8 @@ from clients.rollout_gate.evidence import sample_of as sums_of
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.outcome import Outcome
 
+pytestmark = pytest.mark.slow
+
 STEADY = load_models()["steady"]
 HIDDEN = "1 % errors more, the baseline has 0.1 %"  # takes more than 2,000 requests: told in docs/rollout_gate.md
 

@@ -29,6 +29,8 @@ from ensemble_configs.spec.deployment import load_deployment
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import ServerError
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
 PLAN = Plan(
     users=(1, 3), num_rounds=2, num_requests=4, input_tokens=16, output_tokens=4, seed=1,

@@ -24,7 +24,7 @@ from chart_matrix import DEPLOYMENTS, SITES, combined, deployments, pods_of, sel
 from kubernetes_structures import BackendTlsPolicy, GrpcRoute, HttpRoute
 from monitoring_structures import PodMonitor, PrometheusRule
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 VERSIONS = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
 
 

@@ -38,7 +38,7 @@ from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from trireme.commands import run_command
 
-pytestmark = [needs_envoy, needs_chart]
+pytestmark = [pytest.mark.slow, needs_envoy, needs_chart]
 MODEL = {"tokenizer": {"dir": "/models/t"}, "engine": {"provider": "simulated"}}
 DEPLOYMENT = {
     "name": "pair",

@@ -21,7 +21,7 @@ from chart_here import (
     render,
 )
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 
 
 def test_there_are_five() -> None:

@@ -13,7 +13,7 @@ from monitoring_structures import PodMonitor, PrometheusRule
 from prometheus_here import FILES, needs_prometheus, run
 from pydantic import ValidationError
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 
 ALL = {
     "podMonitor": {"enabled": True, "interval": "10s"},

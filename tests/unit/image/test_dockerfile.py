@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chart_here import PYTHON, ROOT, needs_chart
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 DOCKERFILE = ROOT / "Dockerfile"
 
 

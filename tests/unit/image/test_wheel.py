@@ -19,6 +19,8 @@ from trireme import client
 from trireme.base import errors
 from trireme.base.project_files import FILES_ROOT, IS_CHECKOUT, project_file
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,6 +20,8 @@ from observability.rules.rule_files import Alert
 from observability.rules.shortened import shortened
 from trireme.base.errors import SpecError
 
+pytestmark = pytest.mark.slow
+
 ALERTS = [rule for group in alert_groups(Objectives()) for rule in group.rules if isinstance(rule, Alert)]
 NAMES = [alert.name for alert in ALERTS]
 

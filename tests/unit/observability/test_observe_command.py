@@ -16,6 +16,8 @@ from prometheus_here import FILES, needs_prometheus
 from benchmarks.support.free_ports import free_ports
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO = CODE_ROOT / "examples/demo_model/target"
 
 

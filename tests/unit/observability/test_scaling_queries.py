@@ -15,7 +15,7 @@ from prometheus_here import FILES, ROOT, needs_prometheus, run
 
 from observability.rules.scaling import scaling_records
 
-pytestmark = [needs_chart, needs_prometheus]
+pytestmark = [pytest.mark.slow, needs_chart, needs_prometheus]
 
 # Scrapes of ten minutes, one in 15 s; asked at the end.
 NUM = 41

@@ -14,6 +14,8 @@ from test_migration import TOKENIZER
 
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO = CODE_ROOT / "examples/demo_model/target"
 
 

@@ -22,6 +22,8 @@ from build_engines.cache.release_cache import ReleaseCache
 from ensemble_configs.releases.release_manifest import address, load_manifest, seal, verify
 from trireme.base.errors import SpecError
 
+pytestmark = pytest.mark.slow
+
 MB = 10**6
 NUM_KILLS = 20
 

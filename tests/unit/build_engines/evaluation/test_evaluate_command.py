@@ -15,6 +15,8 @@ from ensemble_configs.releases.promotion import check_evaluation
 from ensemble_configs.releases.release_manifest import address, hash_recipe, load_manifest, seal, verify
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 RECIPE: dict[str, JsonValue] = {
     "name": "demo",
     "format": "int8",

@@ -36,6 +36,8 @@ from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = CODE_ROOT / "examples" / "demo_model" / "target"
 
 # A value for every placeholder that USUAL leaves, such as somebody might fill.

@@ -46,6 +46,8 @@ from build_engines.planner.roofline.step_time import Engine, StepLoad, StepTime,
 from build_engines.sharding.parallel_sizes import ParallelSizes
 from trireme.base.errors import SpecError
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 H100 = gpu_named("h100")
 

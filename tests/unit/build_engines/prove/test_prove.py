@@ -251,7 +251,7 @@ def test_without_triton_nothing_is_served(tmp_path: Path, monkeypatch: pytest.Mo
 
 SUITE = """
 import pytest
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
 def test_good(): pass
 def test_bad(): assert 1 == 2
 @pytest.mark.skip(reason="no")

@@ -19,6 +19,8 @@ from trtllm_tools import FakeTools, write_fake_tools
 from ensemble_configs.releases.release_manifest import verify
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> FakeTools:

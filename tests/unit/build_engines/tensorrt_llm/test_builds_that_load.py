@@ -46,6 +46,8 @@ from ensemble_configs.spec.engine.speculation_specs import LookaheadSpec, Medusa
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEPLOYMENTS = CODE_ROOT / "ensemble_configs/deployments"
 KV_FORMATS = ("auto", "fp16", "int8", "fp8", "nvfp4")
 MODES = {"lookahead": "lookahead_decoding", "medusa": "medusa", "eagle": "eagle"}

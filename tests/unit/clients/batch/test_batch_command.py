@@ -18,6 +18,8 @@ from kserve_server import DIE, HANG, WAIT_S, KServeServer, Step, response
 
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 TRIREME = [sys.executable, "-m", "trireme"]
 
 

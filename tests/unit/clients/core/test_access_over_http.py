@@ -28,7 +28,7 @@ from clients.streaming import GenerateRequest
 from trireme.base.errors import AccessDenied
 from trireme.base.project_files import CODE_ROOT
 
-pytestmark = needs_envoy
+pytestmark = [pytest.mark.slow, needs_envoy]
 AIPERF = CODE_ROOT / ".tools/aiperf/bin/aiperf"
 TOKENIZER = CODE_ROOT / "examples/demo_model/target"
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}

@@ -24,6 +24,8 @@ from clients.load_run.load_record import LoadRecord
 from clients.load_run.run_folder import read_run
 from trireme.base.errors import RequestError, ServerError, Unavailable
 
+pytestmark = pytest.mark.slow
+
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 PERIOD_S = 0.02
 

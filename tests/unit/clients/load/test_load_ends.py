@@ -24,6 +24,8 @@ from clients.load_run.run_folder import read_run
 from trireme.base.errors import RequestError, ServerError
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 START_S = 60.0  # on a busy machine
 ANSWER: list[Step] = [0.02, response("x", num_output_tokens=1, num_input_tokens=3, final=True)]

@@ -23,9 +23,12 @@ from trireme.base.project_files import CODE_ROOT
 
 LOCUST = CODE_ROOT / ".tools/bench/bin/locust"
 
-pytestmark = pytest.mark.skipif(
-    not LOCUST.is_file(), reason="needs Locust: `python3 scripts/bootstrap.py --only bench` installs it"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not LOCUST.is_file(), reason="needs Locust: `python3 scripts/bootstrap.py --only bench` installs it"
+    ),
+]
 
 
 def command(*args: object, folder: Path) -> list[str]:

@@ -23,6 +23,8 @@ from clients.load_report.run_figures import figures_of
 from trireme.base.errors import RequestCancelled, RequestError, Unavailable
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 ASKED = GenerateRequest(text_input="a b", max_tokens=8)
 

@@ -20,6 +20,8 @@ from clients.load_run.run_folder import RunInfo, write_run
 from clients.load_run.server_samples import ServerSample, read_metrics
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 
 class Page(HTMLParser):
     """The links and the words of a page."""

@@ -21,7 +21,7 @@ from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from trireme.commands import run_command
 
-pytestmark = needs_envoy
+pytestmark = [pytest.mark.slow, needs_envoy]
 RDS = "http.trireme.rds.trireme.update_success"
 LEASE_S = 2.0
 LOG = logging.getLogger(__name__)  # pytest -o log_cli=true --log-cli-level=info

@@ -23,6 +23,8 @@ from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
 from trireme.base.errors import RequestError, ServingError, SpecError
 
+pytestmark = pytest.mark.slow
+
 LIMIT_BYTES = 16 << 20
 SILENCE_S = 0.5
 WHAT_THERE_IS = {"error": "there is GET /split, GET /judgement and POST /outcomes"}

@@ -20,6 +20,8 @@ from clients.rollout.rollout_api import RecentClients, RolloutApi
 from clients.rollout.routing.routed_client import RoutedClient
 from clients.streaming import GenerateRequest
 
+pytestmark = pytest.mark.slow
+
 REQUEST = GenerateRequest(text_input="hi", max_tokens=4)
 LEASE_S = 30.0
 Script = Callable[[Any], list[Any]]

@@ -14,6 +14,8 @@ from clients.rollout_gate.count_test import excess_bound, log_evidence_over, rat
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import alpha_of
 
+pytestmark = pytest.mark.slow
+
 
 def evidence(events: float, others: float, share: float) -> float:
     return float(log_evidence_over(np.array(events), np.array(others), np.array(share)))

@@ -13,6 +13,8 @@ from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.report_text import json_text, markdown
 
+pytestmark = pytest.mark.slow
+
 SPEC = GateSpec()
 
 

@@ -20,6 +20,8 @@ from ensemble_configs.render.repository import render_repository
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from trireme.base.errors import SpecError
 
+pytestmark = pytest.mark.slow
+
 COUNT = 3000  # so many that every field is touched
 # What is always a mistake; the refusal names the very key.
 ALWAYS_REFUSED = {"key mistyped", "key unknown", "key twice", "wrong type", "out of range"}

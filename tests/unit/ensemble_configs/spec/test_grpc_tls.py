@@ -20,6 +20,8 @@ from ensemble_configs.spec.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls
 from serving.doctor.preflight import check
 from trireme.base.errors import SpecError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:

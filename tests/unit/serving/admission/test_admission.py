@@ -23,6 +23,8 @@ from serving.engines.seam.paged_batch import PlannedStep
 from serving.engines.seam.scheduling import Priority
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 
+pytestmark = pytest.mark.slow
+
 
 def spec(**parts: object) -> AdmissionSpec:
     return AdmissionSpec.model_validate(parts)

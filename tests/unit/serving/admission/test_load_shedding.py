@@ -20,6 +20,8 @@ from serving.admission.budget import KvBudget
 from serving.admission.load_shedding import LoadShedding
 from serving.admission.offered_load import OfferedLoad
 
+pytestmark = pytest.mark.slow
+
 CAP = {"action": "cap_max_tokens", "priority_class": "batch", "max_tokens": 4, "enter": 1.1, "leave": 0.8}
 NO_BATCH = {"action": "refuse", "priority_class": "batch", "enter": 1.4, "leave": 1.0}
 NO_STANDARD = {"action": "refuse", "priority_class": "standard", "enter": 2.5, "leave": 1.8}

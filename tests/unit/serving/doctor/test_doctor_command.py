@@ -13,6 +13,8 @@ from ensemble_configs.releases.file_hashes import HashMemory
 from ensemble_configs.releases.release_manifest import address, load_manifest, seal
 from ensemble_configs.releases.release_parts import EvaluationResult, Override
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:

@@ -24,6 +24,8 @@ from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingP
 from trireme.base.errors import ServerError, Unavailable
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 SLOW = {"step_ms": 20.0}
 
 

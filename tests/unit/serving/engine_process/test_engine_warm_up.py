@@ -27,6 +27,8 @@ from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import RequestError, ServerError
 
+pytestmark = pytest.mark.slow
+
 WARM = "the engine is warm"
 
 

@@ -27,6 +27,8 @@ from serving.supervisor.stop_signal import StopSignal
 from trireme.base.errors import ServerError, SpecError
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20.0
 # Tells a keeper to run a command as the server, as upstream's script does at rank 0, and goes on behind it.
 KEEP = "import sys; from pathlib import Path; from serving.multi_node.group_record import *; import time; {before}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from group_of_pods import ODD, GroupOfPods, needs_pods, wait_for
 
-pytestmark = needs_pods
+pytestmark = [pytest.mark.slow, needs_pods]
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from serving.engines.seam.clock import WallClock
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import RequestError, ServerError
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 20.0
 
 

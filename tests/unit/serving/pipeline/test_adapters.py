@@ -19,6 +19,8 @@ from simulated_release import write_release
 from ensemble_configs.render.repository import DEFAULT_REPOSITORY
 from ensemble_configs.spec.model_names import PYTHON_MODELS
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "What is the capital of France?"
 
 

@@ -33,6 +33,8 @@ from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
 
+pytestmark = pytest.mark.slow
+
 SLOW = {"step_ms": 20.0}
 ENDLESS = 2000  # tokens; 40 s when slow
 

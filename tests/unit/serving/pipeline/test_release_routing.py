@@ -18,6 +18,8 @@ from serving.pipeline.release_routing import ReleaseRouting
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import RequestError, ServerError, SpecError, Unavailable
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _folder_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.detokenization import TextDecoder
 from trireme.base.errors import RequestError, Unavailable
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _folder_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

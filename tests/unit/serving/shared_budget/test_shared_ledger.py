@@ -22,6 +22,8 @@ from serving.shared_budget.shared_ledger import SharedLedger
 from trireme.base.errors import ServerError, SpecError
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     def __init__(self) -> None:

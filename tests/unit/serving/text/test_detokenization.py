@@ -20,6 +20,8 @@ from serving.text.detokenization import StopStringWatch, StreamText, TextDecoder
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO_TOKENIZER = CODE_ROOT / "examples" / "demo_model" / "target"
 REPLACEMENT = "\ufffd"
 MULTILINGUAL = (

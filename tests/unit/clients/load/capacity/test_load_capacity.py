@@ -35,6 +35,8 @@ from clients.load_run.run_folder import Run, RunInfo, write_run
 from trireme.base.errors import RequestError, ServerError, Unavailable
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 TARGETS = parse_targets("ttft_p99=60,e2e_p50=95", of_percentiles=True)
 
 

@@ -14,6 +14,8 @@ import pytest
 from clients.load.tools.tool_run import run_tool
 from trireme.base.errors import ServerError
 
+pytestmark = pytest.mark.slow
+
 _START_S = 60.0  # on a busy machine
 _OTHER = "import time; time.sleep(600)"
 # Starts a process that goes on by itself, as genai-perf starts perf_analyzer, and notes both.

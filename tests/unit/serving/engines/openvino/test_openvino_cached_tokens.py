@@ -23,6 +23,8 @@ from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, PerfMetrics, SamplingParams
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 TARGET = CODE_ROOT / "examples/demo_model/openvino/target"
 
 

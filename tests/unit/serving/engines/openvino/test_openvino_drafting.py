@@ -19,6 +19,8 @@ from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, SamplingParams
 from trireme.base.errors import RequestError, SpecError
 
+pytestmark = pytest.mark.slow
+
 DRAFT = DEMO_MODEL.parent / "draft"
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL.parent.parent / "target/tokenizer.json"))
 KINDS: dict[str, dict[str, object]] = {

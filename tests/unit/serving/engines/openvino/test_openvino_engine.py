@@ -20,6 +20,8 @@ from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams,
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO_MODEL = CODE_ROOT / "examples/demo_model/openvino/target"
 PROMPT = list(range(100, 164))  # two blocks
 

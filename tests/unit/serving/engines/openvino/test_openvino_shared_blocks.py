@@ -18,6 +18,8 @@ from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO = CODE_ROOT / "examples/demo_model"
 TOKENIZER = PromptTokenizer.from_spec(TokenizerSpec(dir=DEMO / "target"))
 STORY = "Once upon a time, there was a clever frog named Lucy."

@@ -31,6 +31,8 @@ from serving.engines.seam.packed_array import PackedArray
 from trireme.base.errors import RequestError
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO_MODEL = CODE_ROOT / "examples/demo_model/openvino/target"
 
 # Small enough that a test can fill it: four requests at once, chunks of 64 tokens.

@@ -32,6 +32,8 @@ from trireme.base.errors import RequestError
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 IN_AN_ENGINE: list[dict[str, object]] = [
     {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},
     {"method": "medusa", "max_draft_len": 2, "num_heads": 2},

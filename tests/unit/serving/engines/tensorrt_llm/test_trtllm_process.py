@@ -26,6 +26,8 @@ from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingP
 from serving.text.tokenizer_files import load_tokenizer
 from trireme.base.errors import ServerError, Unavailable
 
+pytestmark = pytest.mark.slow
+
 
 class Recorder:
     """The reports of a client."""

@@ -34,6 +34,8 @@ from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
 from serving.text.detokenization import TextDecoder
 
+pytestmark = pytest.mark.slow
+
 FAILING, LOST = 66, 67  # first prompt tokens: upstream fails the one, and loses cancels of the other
 LIMITS: dict[str, object] = {
     "max_seq_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 128, "num_kv_blocks": 40,

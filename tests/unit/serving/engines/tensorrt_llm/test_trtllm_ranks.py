@@ -13,7 +13,7 @@ from ranked_engine import World, needs_mpirun, wait_until
 
 from trireme.base.errors import ServerError, SpecError, Unavailable
 
-pytestmark = needs_mpirun
+pytestmark = [pytest.mark.slow, needs_mpirun]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from trtllm_symptoms import SYMPTOMS, Upstream
 
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 BUILDS = r"^## E\. .*?(?=^At load)"  # the part of the page that is about the build tools' stand-ins
 CASES = [
     pytest.param(behaviour, backend, id=f"{behaviour.name.lower()}-{backend}")

@@ -23,6 +23,8 @@ from serving.frontend.grpc.header_blocks import write
 from serving.frontend.grpc.relay_state import RelayState
 from trireme.base.errors import Unavailable
 
+pytestmark = pytest.mark.slow
+
 MAX_BYTES = 1_000_000
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
