@@ -6,7 +6,7 @@ RUN = .venv/bin/python -m
 # Files of tests side by side, those without a server first: four, for most of these wait for something most of the time. With servers
 # two keep two cores busy; with four a run took 15 minutes and not 17, and tests that measure fell. 5: ARGS leaves none of a kind.
 # No worker that is lost is replaced: pytest-xdist 3.8 would hand files out again that are done, and wait for ever.
-SUITE = $(RUN) pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SUITE = $(RUN) pytest --durations 25 --durations-min 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 UNIT = $(SUITE) -n 2 tests/unit -m "not soak and not gpu and not slow"
 WITHOUT_SERVER = $(SUITE) -n 4 tests/unit -m "not soak and not gpu"
 TRITON = $(SUITE) -n 2 tests/triton -m "not soak and not gpu"

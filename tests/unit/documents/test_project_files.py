@@ -19,7 +19,7 @@ def commands() -> list[str]:
 
 def test_workflows_call_targets_of_the_makefile() -> None:
     called = {target for line in commands() if line.startswith("make ") for target in line.split()[1:]}
-    assert called >= {"lint", "unit", "triton-test", "docs", "wheel"}
+    assert called >= {"lint", "unit", "test", "docs", "wheel"}
     assert called <= TARGETS
 
 
