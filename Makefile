@@ -103,7 +103,8 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) documents.quantization_page
 	$(RUN) documents.gate_page
 	$(RUN) documents.rollout_page
-	$(RUN) documents.peers_page
+	$(RUN) documents.performance_page
+	$(RUN) documents.decision_pages
 	$(RUN) documents.cost_cases_page
 	$(RUN) documents.check_links
 

@@ -1,36 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer of the tables of peers in `docs/performance.md` from the latest results that are kept: `make docs`."""
+"""The writer of the tables of `docs/performance.md` from the latest results that are kept: `make docs`."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.shown import cells
-from benchmarks.support.report import RESULTS, markdown_table, with_tables
+from benchmarks.support.report import markdown_table, with_tables
+from documents import measured_tables
+from documents.measured_tables import Document, latest
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-
-Document = Mapping[str, Any]
 
 _FIGURES = ("users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client's CPU")
 _RATIOS = ("ours over it: tokens/s", "TTFT p50", "TPOT p50")
 
 
-def latest(name: str) -> Document | None:
-    """Return the newest result of a name by its date; None: there is none."""
-    paths = sorted(RESULTS.glob(f"{name}_[0-9]*.json"))
-    return json.loads(paths[-1].read_text(encoding="utf-8")) if paths else None
-
-
 def tables() -> dict[str, str]:
     """Return the page's tables of what has been measured, by name."""
-    found: dict[str, str] = {}
-    if (peers := latest("peers")) is not None:
-        found |= {"peers": _peers(peers), "what the peers were": _sides(peers["sides"])}
-    if (mocker := latest("dynamo_mocker")) is not None:
-        found |= {"frontends": _frontends(mocker), "what the frontends were": _sides(mocker["sides"])}
-    return found
+    peers, mocker = latest("peers"), latest("dynamo_mocker")
+    return {
+        "peers": _peers(peers),
+        "what the peers were": _sides(peers["sides"]),
+        "frontends": _frontends(mocker),
+        "what the frontends were": _sides(mocker["sides"]),
+        "overhead": measured_tables.overhead(),
+        "responses": measured_tables.responses(),
+        "frontend cost": measured_tables.frontend_cost(),
+        "chunked prefill": measured_tables.chunked_prefill(),
+        "long texts": measured_tables.long_texts(),
+        "prefix cache": measured_tables.prefix_cache(),
+        "paged memory": measured_tables.paged_memory(),
+        "static batching": measured_tables.static_batching(),
+        "speculation": measured_tables.speculation(),
+        "first request": measured_tables.first_request(),
+        "release pull": measured_tables.release_pull(),
+        "engine turns": measured_tables.engine_turns(),
+        "stop strings": measured_tables.stop_strings(),
+        "left clients": measured_tables.left_clients(),
+        "memory": measured_tables.memory(),
+    }
 
 
 def _peers(result: Document) -> str:
