@@ -101,8 +101,10 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) documents.trtllm_page
 	$(RUN) documents.support_table
 	$(RUN) documents.quantization_page
+	$(RUN) documents.planner_page
 	$(RUN) documents.gate_page
 	$(RUN) documents.rollout_page
+	$(RUN) documents.admission_page
 	$(RUN) documents.performance_page
 	$(RUN) documents.decision_pages
 	$(RUN) documents.cost_cases_page

@@ -11,30 +11,12 @@ from build_engines.cost.findings import find
 from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.report_formats import markdown
 from build_engines.cost.report_tables import levers_table, tables, usd
-from documents import measured_tables, planned_tables
+from documents import admission_page, measured_tables, planned_tables
 from documents.measured_tables import latest, source
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "decisions"
 _EXAMPLES = ROOT / "examples" / "cost"
-
-
-def overload(shape: str = "poisson") -> str:
-    """Return goodput, the premium class and refusals with admission and without, by load."""
-    rows = []
-    for how, title in (("admission", "with"), ("none", "without")):
-        for load, one in latest("overload")["loads"][shape][how].items():
-            goodput, refusals = one["goodput_per_s"], one["refusal_ms"]
-            classes = [
-                f"{found['good_share']:.0%}" + (f", {_time(found['ttft_p99_ms'])}" if found["ttft_p99_ms"] else "")
-                for found in (one["classes"][name] for name in ("premium", "standard", "batch"))
-            ]
-            rows.append([
-                f"{load}x", title, f"{goodput['value']:.1f} ({goodput['low']:.1f} to {goodput['high']:.1f})", *classes,
-                f"{refusals['p50']:.0f}, {refusals['p99']:.0f} ms" if refusals else "",
-            ])  # fmt: skip
-    header = ["load", "admission", "goodput/s", "premium: good, TTFT p99", "standard", "batch", "refusals p50, p99"]
-    return f"{markdown_table(header, rows)}\n\nSimulated engine, 40 ms a step; from {source('overload')}"
 
 
 def quantization() -> str:
@@ -109,7 +91,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "parallelism": {"layouts": planned_tables.parallelism, "published": planned_tables.published},
     "disaggregation": {"split": planned_tables.split, "chunked prefill": measured_tables.chunked_prefill},
-    "latency_or_throughput": {"trade": planned_tables.trade, "overload": overload},
+    "latency_or_throughput": {"trade": planned_tables.trade, "overload": admission_page.overload},
     "quantization": {"measured": quantization, "planned": planned_tables.formats},
     "self_hosted_or_managed": {"managed": managed, "levers": levers},
     "trireme_beside_others": {"peers": peers},
@@ -119,11 +101,6 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 def written(name: str, text: str) -> str:
     """Return a page with its tables written anew."""
     return with_tables(text, {table: write() for table, write in PAGES[name].items()})
-
-
-def _time(ttft: dict[str, float]) -> str:
-    value = ttft["value"]
-    return f"{value / 1000:.1f} s" if value >= 1000 else f"{value:.0f} ms"
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docs/performance.md` and `docs/decisions/` say what committed results and the planner say."""
+"""Pages with measured figures, `docs/decisions/` among them, say what committed results and the planner say."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.report import with_tables
-from documents import performance_page
+from documents import admission_page, performance_page, planner_page
 from documents.decision_pages import FOLDER, PAGES, written
 from trireme.base.project_files import CODE_ROOT
 
@@ -15,7 +15,8 @@ RESULTS = CODE_ROOT / "benchmarks" / "results"
 GENERATED = re.compile(r"<!-- (.+?): written by make docs -->\n.*?<!-- end of \1 -->", re.DOTALL)
 # A number that is alone in its cell, has a point or a unit; not that of a name (FP8), a width (16 bits) or a year.
 FIGURE = re.compile(r"\|\s*[\d.,]+\s*(?=\|)|\d\.\d|\d\s?(?:%|x|ns|µs|ms|s|min|[kMG]i?B|tokens\S*|\$)(?!\w)")
-MEASURED = [performance_page.PAGE, *sorted(FOLDER.glob("*.md"))]
+WRITERS = {page.PAGE.name: page for page in (admission_page, performance_page, planner_page)}
+MEASURED = [*(writer.PAGE for writer in WRITERS.values()), *sorted(FOLDER.glob("*.md"))]
 
 
 def unsourced(text: str) -> list[str]:
@@ -49,9 +50,10 @@ def test_each_result_that_is_named_is_there(page: Path) -> None:
     assert [name for name in sorted(named) if not (RESULTS / name).is_file()] == []
 
 
-def test_the_committed_performance_page_is_what_make_docs_writes() -> None:
-    text = performance_page.PAGE.read_text(encoding="utf-8")
-    assert text == with_tables(text, performance_page.tables()), "run `make docs` and commit the result"
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_committed_page_is_what_make_docs_writes(name: str) -> None:
+    text = WRITERS[name].PAGE.read_text(encoding="utf-8")
+    assert text == with_tables(text, WRITERS[name].tables()), "run `make docs` and commit the result"
 
 
 @pytest.mark.parametrize("name", PAGES)
