@@ -64,7 +64,8 @@ def _frontends(result: Document) -> str:
 
 
 def _sides(sides: Iterable[Mapping[str, str]]) -> str:
-    rows = ([side["side"], side["version"], side["precision"], f"`{side['settings']}`"] for side in sides)
+    first = {side["side"]: side for side in reversed(list(sides))}  # of each side; later ones differ in the step's time
+    rows = ([name, one["version"], one["precision"], f"`{one['settings']}`"] for name, one in reversed(first.items()))
     return markdown_table(["side", "version", "precision", "started as"], rows)
 
 
