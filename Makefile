@@ -102,9 +102,12 @@ docs: setup ## Write the generated pages and tables again, check every link, and
 	$(RUN) documents.trtllm_page
 	$(RUN) documents.support_table
 	$(RUN) documents.quantization_page
+	$(RUN) documents.planner_page
 	$(RUN) documents.gate_page
 	$(RUN) documents.rollout_page
-	$(RUN) documents.peers_page
+	$(RUN) documents.admission_page
+	$(RUN) documents.performance_page
+	$(RUN) documents.decision_pages
 	$(RUN) documents.cost_cases_page
 	$(RUN) documents.reference_pages
 	$(RUN) documents.check_links

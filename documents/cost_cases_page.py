@@ -48,10 +48,9 @@ def _text(text: str) -> str:
 def _opening() -> Iterator[str]:
     yield "# Cost: three worked cases"
     yield _text(
-        """Written by `make docs` from `examples/cost/*.yaml` and the planner's prediction; formulas and the sources of
-        prices are in [cost.md](cost.md). No GPU was here: throughput is predicted (`within` is the factor in which 9 of
-        10 predictions should lie, [planner.md](planner.md)), and what is not predicted is an assumption that stands in
-        the file. Put your own in and run `trireme cost FILE`."""
+        """Written by `make docs` from `examples/cost/*.yaml`; formulas and sources of prices: [cost.md](cost.md). No
+        GPU was here: throughput is predicted (`within` is the factor in which 9 of 10 should lie,
+        [planner.md](planner.md)), the rest is assumed in the file. Put your own in and run `trireme cost FILE`."""
     )
 
 
@@ -63,24 +62,23 @@ def _halving() -> Iterator[str]:
     yield _text(
         f"""`examples/cost/halve_500k.yaml`: {spec.traffic.requests_per_s:g} requests/s over the day,
         {spec.traffic.isl:g} tokens in and {spec.traffic.osl:g} out, the busiest hour {spec.traffic.peak_over_mean:g}
-        times the mean. The fleet is sized for that hour and kept all day, all of it on demand, a 70B in 16 bits,
-        batches of up to 32 that wait for their longest answer. It costs {usd(found.bill.total_usd)} a month."""
+        times the mean. The fleet is sized for that hour and kept all day, on demand, a 70B in 16 bits, static batches
+        of 32. It costs {usd(found.bill.total_usd)} a month."""
     )
     yield markdown(fleet, level=3)
     yield markdown(month, level=3)
     assert found.levers is not None
     yield markdown(levers_table(found.levers), level=3)
     yield _text(
-        """Who batches in flight already has more traffic for the same money, and less left to save. The same file
-        without that lever, its traffic scaled to what the same money pays for:"""
+        """Who batches in flight already has less left to save. The same file without that lever, its traffic scaled to
+        what the same money pays for:"""
     )
     in_flight = scaled_to(_in_flight(spec), _HALF_A_MILLION)
     yield markdown(levers_table(plan_levers(in_flight)), level=3).replace("### Levers", "### In flight: levers")
     yield _text(
-        f"""There it is {in_flight.traffic.requests_per_s:.0f} requests/s. Quantized formats are not free of loss:
-        `trireme evaluate` says what they cost ([quantization.md](quantization.md) has the demo model's). The share of
-        prompts in the cache, of requests that a small model answers well, and of spot GPUs are the file's assumptions:
-        measure yours."""
+        f"""There it is {in_flight.traffic.requests_per_s:.0f} requests/s. Quantized formats are not free of loss
+        ([quantization](decisions/quantization.md)). The shares of cached prompts, of small-model requests and of spot
+        GPUs are assumed: measure yours."""
     )
 
 
@@ -125,8 +123,8 @@ def _thousand_requests() -> Iterator[str]:
     yield _text(
         f"""`examples/cost/thousand_requests_70b.yaml`, and the same with other GPUs, formats and mixes: day and night,
         TTFT at most {targets.slo_ttft_ms:g} ms and TPOT at most {targets.slo_tpot_ms:g} ms, replicas busy 70 % of the
-        time, two spare, on demand. The question names neither the tokens nor the GPU, and the bill hangs on them: the
-        dearest of these fleets costs {max(bills) / min(bills):.0f} times the cheapest."""
+        time, two spare, on demand. The bill hangs on tokens and GPU: the dearest of these fleets costs
+        {max(bills) / min(bills):.0f} times the cheapest."""
     )
     headers = (
         "in, out", "GPU, format", "replicas x GPUs", "GPUs", "within", "$ a month", "$/M in", "$/M out", "$/M all",
@@ -170,10 +168,9 @@ def _published() -> Iterator[str]:
     headers = ("in, out", "GPUs", "published tokens/s", "planned", "ratio", "published: $/M out", "planned: $/M out")
     note = _text(
         f"""Llama-3.1-70B in FP8 on H100, TensorRT-LLM 0.17, all requests queued at once, no latency target: output
-        tokens/s of one replica (sources in `build_engines/planner/estimators/published_measurements.json`; these
-        figures are among those that the planner was fitted to, and planner.md says how far off it is without them).
-        Dollars are {usd_per_hour:g} $ an hour and GPU over all of it, prompts too, always busy: what popular tables
-        call the price of a token. Fleets above are dearer for their target latency, their 70 % and their spares."""
+        tokens/s of one replica (`build_engines/planner/estimators/published_measurements.json`; the planner was fitted
+        to these, too). Dollars are {usd_per_hour:g} $ an hour and GPU, always busy, prompts too. Fleets above are
+        dearer for their target latency, their 70 % and their spares."""
     )
     yield markdown(TextTable("Against published throughput", headers, rows, (note,)), level=3)
 
@@ -204,10 +201,9 @@ def _thousand_users() -> Iterator[str]:
         f"""A 70B with 8 KV heads keeps {per_user["bf16"] / 1e9:.1f} GB of KV cache for a user in 16 bits and
         {per_user["fp8"] / 1e9:.1f} GB in FP8; for all {_CROWD.users:,} that is
         {_CROWD.users * per_user["bf16"] / 1e12:.1f} and {_CROWD.users * per_user["fp8"] / 1e12:.1f} TB. Cold: all
-        {_CROWD.workload.isl:,} tokens are prefilled. Warm: all but {_NEW_TOKENS} are in the prefix cache, as in a
-        conversation or over a document that was read before. Answers have {_CROWD.workload.osl} tokens, replicas at
-        most 8 GPUs; users a replica are as many as the targets allow at once. At once: all users wait for an answer at
-        the same time. Thinking: each takes {_CROWD.think_time_s:g} s between an answer and the next question."""
+        {_CROWD.workload.isl:,} tokens are prefilled. Warm: all but {_NEW_TOKENS} are in the prefix cache. Answers have
+        {_CROWD.workload.osl} tokens, replicas at most 8 GPUs. At once: all users wait for an answer at the same time.
+        Thinking: each takes {_CROWD.think_time_s:g} s between an answer and the next question."""
     )
     rows = tuple(row for is_warm in (False, True) for row in _seats(is_warm=is_warm))
     headers = (
@@ -218,12 +214,10 @@ def _thousand_users() -> Iterator[str]:
     yield markdown(TextTable("Who meets it", headers, rows, left=left), level=3)
     yield _text(
         f"""Cold, a prompt of 32K is {prefill_flops / 1e15:.1f} PFLOP of matrices alone. Least TTFT is of a user who is
-        alone, in the layout that is fastest for that: on eight H100 none comes near half a second. What meets it cold
-        does so with context parallelism and FP4, which no published measurement here has. For the rest the answer is
-        the prefix cache, and then memory and TPOT are the limit, not prefill. The ITL of the target is met as the mean
-        (TPOT); the planner says nothing of its 99th percentile. Not in the figures: warm prompts must be in the cache
-        of the replica that is asked, so requests are routed by prefix; the caches of users who think are offloaded
-        where the GPUs have no room for them; spare replicas and a reserve for bursts. Hours are on demand."""
+        alone, in the fastest layout: on eight H100 none comes near half a second. What meets it cold has context
+        parallelism and FP4, which no published measurement here has. For the rest the answer is the prefix cache; then
+        memory and TPOT are the limit. ITL is met as the mean; the planner says nothing of its 99th percentile. Not in
+        the figures: routing by prefix, offloaded caches of users who think, spare replicas, a reserve for bursts."""
     )
 
 

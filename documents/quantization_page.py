@@ -47,15 +47,14 @@ def _text(text: str) -> str:
 
 _STORIES = [
     _text(
-        """In brackets the 95 % interval. Stories are open-ended, 128 tokens long: after a first difference,
-        for which two nearly equal probabilities are enough, everything counts as different."""
+        """In brackets the 95 % interval. Stories have 128 tokens: after a first difference everything counts as
+        different."""
     )
 ]
 _KV_CACHE = [
     _text(
-        """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain
-        inference, 16 tokens at a time, whose cache is quantized in a similar way and not the same; texts of 16
-        tokens and fewer say nothing about it."""
+        """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain inference, 16
+        tokens at a time, whose cache is quantized in a similar way; shorter texts say nothing about it."""
     )
 ]
 
@@ -64,16 +63,14 @@ def _origin(result: Document, source: str) -> Iterator[str]:
     where = result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in result["releases"][0]["versions"].items())
     yield _text(
-        f"""Written by `make docs` from `benchmarks/results/{source}`; what the figures mean and how a recipe
-        sets limits is in [evaluation.md](evaluation.md). To measure again, build the recipes below and give
-        the releases to `python -m benchmarks.quantization`, the base first."""
+        f"""Written by `make docs` from `benchmarks/results/{source}`. What the figures mean:
+        [evaluation.md](evaluation.md); which to choose: [decisions/quantization.md](decisions/quantization.md). To
+        measure again, build the recipes and give the releases to `python -m benchmarks.quantization`, base first."""
     )
     yield _text(
         f"""{where["date"][:10]}, {where["cpu"]}, {where["num_cpus"]} cores without a GPU, Python
-        {where["python"]}; computed in {result["computed_in"]}, as this
-        processor does by itself; built with {versions}. Everything but size holds for the demo model alone: it
-        knows little, and what it knows leaves few doubts, so quantization costs it less than it costs a
-        large model."""
+        {where["python"]}; computed in {result["computed_in"]}; built with {versions}. All but size holds for the
+        demo model alone: it knows little, so quantization costs it less than a large model."""
     )
 
 
@@ -94,10 +91,9 @@ def _sizes(rows: list[Document]) -> Iterator[str]:
         ),
     )
     yield _text(
-        """The file is `openvino_model.bin`; the last two columns say how many times smaller it is, and the
-        matrices in its layers by themselves, than of the first row. Predicted by
-        `build_engines.openvino.openvino_formats`. The embedding, which is the head too, has a fifth of this model's
-        parameters and stays in int8 where the layers are int4."""
+        """The file is `openvino_model.bin`, predicted by `build_engines.openvino.openvino_formats`; the last two
+        columns say how many times smaller it and its matrices are than the first row's. The embedding, a fifth of the
+        parameters, stays in int8 where the layers are int4."""
     )
 
 
@@ -136,10 +132,8 @@ def _speeds(result: Document) -> Iterator[str]:
     where = speed["environment"]
     yield _text(
         f"""Output tokens/s over those of `{names[0]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own
-        process without a server, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds in which
-        each was measured once, medians with the 90 % interval. {where["date"][:10]}; the machine was shared:
-        load {where["load_1min"]:.1f} on {where["num_cpus"]} cores before it began. A model of 5M parameters says little
-        about a large one."""
+        process, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds, medians with the 90 % interval;
+        a shared machine, load {where["load_1min"]:.1f} on {where["num_cpus"]} cores."""
     )
 
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writer of the tables of `docs/performance.md` from the latest results that are kept: `make docs`."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from benchmarks.peers.shown import cells
+from benchmarks.support.report import markdown_table, with_tables
+from documents import measured_tables
+from documents.measured_tables import Document, latest
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+
+_FIGURES = ("users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client's CPU")
+_RATIOS = ("ours over it: tokens/s", "TTFT p50", "TPOT p50")
+
+
+def tables() -> dict[str, str]:
+    """Return the page's tables of what has been measured, by name."""
+    peers, mocker = latest("peers"), latest("dynamo_mocker")
+    return {
+        "peers": _peers(peers),
+        "what the peers were": _sides(peers["sides"]),
+        "frontends": _frontends(mocker),
+        "what the frontends were": _sides(mocker["sides"]),
+        "overhead": measured_tables.overhead(),
+        "responses": measured_tables.responses(),
+        "frontend cost": measured_tables.frontend_cost(),
+        "chunked prefill": measured_tables.chunked_prefill(),
+        "long texts": measured_tables.long_texts(),
+        "prefix cache": measured_tables.prefix_cache(),
+        "paged memory": measured_tables.paged_memory(),
+        "static batching": measured_tables.static_batching(),
+        "speculation": measured_tables.speculation(),
+        "first request": measured_tables.first_request(),
+        "release pull": measured_tables.release_pull(),
+        "engine turns": measured_tables.engine_turns(),
+        "stop strings": measured_tables.stop_strings(),
+        "left clients": measured_tables.left_clients(),
+        "memory": measured_tables.memory(),
+    }
+
+
+def _peers(result: Document) -> str:
+    rows = sorted(result["rows"], key=lambda row: row["users"])
+    return markdown_table([*_FIGURES, *_RATIOS], map(cells, rows))
+
+
+def _frontends(result: Document) -> str:
+    rows = sorted(result["rows"], key=lambda row: (-row["step_ms"], row["users"]))
+    header = ["step, ms", *_FIGURES, *_RATIOS, "server's CPU s / 1,000 tokens", "tokens a chunk"]
+    return markdown_table(
+        header,
+        (
+            [
+                f"{row['step_ms']:g}",
+                *cells(row),
+                f"{row['server_cpu_s_per_1000_tokens']['median']:.3f}",
+                f"{row['tokens_per_chunk']['median']:.2f}",
+            ]
+            for row in rows
+        ),
+    )
+
+
+def _sides(sides: Iterable[Mapping[str, str]]) -> str:
+    first = {side["side"]: side for side in reversed(list(sides))}  # of each side; later ones differ in the step's time
+    rows = ([name, one["version"], one["precision"], f"`{one['settings']}`"] for name, one in reversed(first.items()))
+    return markdown_table(["side", "version", "precision", "started as"], rows)
+
+
+def main() -> None:
+    """Write the page anew."""
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

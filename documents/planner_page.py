@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writer of the tables of `docs/planner.md` from the latest comparison of the estimators: `make docs`."""
+
+from pathlib import Path
+
+from benchmarks.support.report import RESULTS, markdown_table, with_tables
+from documents.measured_tables import Document, latest
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner.md"
+_GPUS = {"h100": "H100", "a100-80": "A100-80", "l40s": "L40S"}
+
+
+def tables() -> dict[str, str]:
+    """Return the page's tables by name."""
+    return {"errors": _errors(), "estimators": _estimators()}
+
+
+def _errors() -> str:
+    result = latest("planner_estimators")
+    left_out = result["roofline_on_what_was_left_out_of_its_fit"]
+    found = {
+        "nothing": result["shared"]["roofline"],
+        "the GPU": left_out["gpu_left_out"],
+        "the model": left_out["model_left_out"],
+    }
+    rows = [
+        [title, str(one["num_cells"]), f"x/÷ {one['median']:.2f}", f"x/÷ {one['p90']:.2f}"]
+        for title, one in found.items()
+    ]
+    return markdown_table(["left out", "cells", "median error", "90 % within"], rows) + _origin()
+
+
+def _estimators() -> str:
+    result = latest("planner_estimators")
+    left_out, by = result["roofline_on_what_was_left_out_of_its_fit"], result["by"]["gpu"]
+    shared, versions = result["shared"], result["versions"]["its tables, TensorRT-LLM by GPU"]
+    rows = [
+        [
+            "all",
+            str(shared["roofline"]["num_cells"]),
+            _error(left_out["gpu_left_out"]),
+            _error(shared["aisimulate"]),
+            "",
+        ]
+    ]
+    rows += [
+        [
+            title,
+            str(by[gpu]["aisimulate"]["num_cells"]),
+            _error(left_out["by_gpu"][gpu]),
+            _error(by[gpu]["aisimulate"]),
+            versions[gpu],
+        ]
+        for gpu, title in _GPUS.items()
+    ]
+    header = ["GPU", "cells", "roofline, GPU left out", "AISimulate", "its tables, TensorRT-LLM"]
+    return markdown_table(header, rows) + _origin()
+
+
+def _error(one: Document) -> str:
+    return f"{one['median']:.2f}, {one['p90']:.2f}"
+
+
+def _origin() -> str:
+    return f"\n\nFrom `benchmarks/results/{max(RESULTS.glob('planner_estimators_[0-9]*.json')).name}`."
+
+
+def main() -> None:
+    """Write the page anew."""
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
