@@ -109,7 +109,7 @@ docs: setup ## Write the generated pages and tables again, check every link, and
 	$(RUN) documents.performance_page
 	$(RUN) documents.decision_pages
 	$(RUN) documents.cost_cases_page
-	$(RUN) documents.reference_pages
+	$(RUN) documents.reference.reference_pages
 	$(RUN) documents.check_links
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from documents import metrics_page
 from documents.cells import cell
-from documents.reference_pages import FOLDER, PAGES, rendered
+from documents.reference import metrics_page
+from documents.reference.reference_pages import FOLDER, PAGES, rendered
 from ensemble_configs.spec.deployment import DeploymentSpec
 from trireme.base.errors import parse_token
 from trireme.base.project_files import CODE_ROOT

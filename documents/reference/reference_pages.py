@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Mapping
 
-from documents import commands_page, deployment_keys_page, errors_page, metrics_page
+from documents.reference import commands_page, deployment_keys_page, errors_page, metrics_page
 from trireme.base.project_files import CODE_ROOT
 
 FOLDER = CODE_ROOT / "docs" / "reference"
