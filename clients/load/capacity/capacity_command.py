@@ -11,23 +11,9 @@ from rich.console import Console
 
 from clients.access import Access
 from clients.access_options import with_access
+from clients.load import load_arguments as options
 from clients.load.capacity.capacity_found import FILE, Capacity
 from clients.load.capacity.capacity_trials import LEAST_REQUESTS, LEAST_ROUNDS, Bench
-from clients.load.load_arguments import (
-    IslOption,
-    JsonOption,
-    MetricsOption,
-    ModelOption,
-    OslOption,
-    SeedOption,
-    TokenizerOption,
-    UrlOption,
-    WorkloadOption,
-    chosen_workload,
-    metrics_url,
-    with_lengths,
-    workload_data,
-)
 from clients.load.load_options import MOST_PLANNED, Load
 from clients.load_report.document import document_of
 from clients.load_report.page import html_page
@@ -45,11 +31,11 @@ def capacity(
     *,
     out: Annotated[Path, typer.Option(help="Folder for every run, capacity.json and report.html.")],
     slo: Annotated[str, typer.Option(help="Targets in ms: ttft_p99=500,tpot_p99=50,e2e_p95=10000.")],
-    url: UrlOption = "localhost:8001",
-    model: ModelOption = "ensemble",
-    workload: WorkloadOption = None,
-    isl: IslOption = None,
-    osl: OslOption = None,
+    url: options.UrlOption = "localhost:8001",
+    model: options.ModelOption = "ensemble",
+    workload: options.WorkloadOption = None,
+    isl: options.IslOption = None,
+    osl: options.OslOption = None,
     arrivals: Annotated[str, typer.Option(help="constant, poisson, gamma, bursty or diurnal.")] = "poisson",
     start: Annotated[float, typer.Option(help="First rate that is tried, in requests a second.")] = 1.0,
     trial: Annotated[
@@ -66,10 +52,10 @@ def capacity(
         bool, typer.Option("--without-users", help="Search for the rate alone, not for users, too.")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of the client.")] = 1,
-    tokenizer: TokenizerOption = None,
-    seed: SeedOption = 1,
-    metrics: MetricsOption = None,
-    is_json: JsonOption = False,
+    tokenizer: options.TokenizerOption = None,
+    seed: options.SeedOption = 1,
+    metrics: options.MetricsOption = None,
+    is_json: options.JsonOption = False,
     access: Access,
 ) -> None:
     """Find the highest rate and the most users that hold targets, and see how the server degrades beyond.
@@ -104,19 +90,14 @@ def capacity(
         )
     load = Load(
         url=url, access=access, model=model,
-        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=start,
+        workload=options.chosen_workload(workload, isl=isl, osl=osl), rate_per_s=start,
         arrivals=arrivals, duration_s=trial, num_processes=processes, seed=seed,
     )  # fmt: skip
     if load.spec().kind == "trace":
         raise RequestError("a trace has one rate; search with another workload", field="workload")
-    load.check()
-    bench = Bench(
-        with_lengths(load, tokenizer),
-        targets,
-        out,
-        max_error_share=max_errors,
-        metrics=metrics_url(metrics, url, access),
-    )
+    load = options.checked(load, tokenizer)
+    metrics = options.metrics_url(metrics, url, access)
+    bench = Bench(load, targets, out, max_error_share=max_errors, metrics=metrics)
     try:
         bench.search(start=start, precision=precision, has_users=not without_users)
     finally:  # also of a search that Ctrl-C or an error ended
