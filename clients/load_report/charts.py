@@ -7,7 +7,6 @@ from typing import Any
 
 from clients.latency import RequestRecord
 from clients.load_report.document import Document
-from clients.load_report.labels import place
 from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
 from clients.load_report.server_figures import Timeline
 from clients.load_run.run_folder import Run
@@ -105,9 +104,9 @@ def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Char
 
 
 def load_curve(document: Document) -> Chart | None:
-    """Draw throughput against latency, a mark for each run and a line for each kind of loop.
+    """Draw throughput against latency, a numbered mark for each run and a line for each kind of loop.
 
-    None: there are fewer than two runs.
+    The text below says whose number is whose. None: there are fewer than two runs.
     """
     shown = [part for part in document.runs if "ttft" in part.figures.latencies]
     if len(shown) < 2:
@@ -131,31 +130,22 @@ def load_curve(document: Document) -> Chart | None:
                     axis.plot(xs, ys, style, color="black", fillstyle="none", label=f"p{percent}, {kind}", linewidth=1)
             axis.set_title(f"{_TITLES[name]}, ms")
             axis.set_xlabel("output tokens/s")
-            axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a name above the highest point
+            axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a number above the highest point
             axis.legend(fontsize="x-small")
-        axes[0].figure.draw_without_rendering()  # from here on it is known where the marks are
-        for axis, name in zip(axes, metrics, strict=True):
-            _name_marks(axis, [part.figures for part in shown if name in part.figures.latencies], name, document.knee)
+            for number, part in enumerate(shown, start=1):
+                if name in part.figures.latencies:
+                    at = part.figures.output_tokens.per_s, part.figures.latencies[name].percentiles["50"]
+                    weight = "bold" if part.figures.name == document.knee else "normal"
+                    axis.annotate(
+                        str(number), at, fontsize="x-small", xytext=(3, 3), textcoords="offset points", weight=weight
+                    )
 
+    names = ", ".join(f"{number} {part.figures.name}" for number, part in enumerate(shown, start=1))
     knee = f"; the knee is {document.knee}" if document.knee else ""
     loops = " and ".join(_STYLES[is_open][0] for is_open in kinds)
-    return Chart(_svg(draw, count=len(metrics)), f"Latency against throughput of {len(shown)} runs, {loops}{knee}")
-
-
-def _name_marks(axis: Any, runs: Sequence[RunFigures], name: str, knee: str | None) -> None:
-    points = [(figures.output_tokens.per_s, figures.latencies[name].percentiles["50"]) for figures in runs]
-    scale = 72 / axis.figure.dpi
-    box = axis.get_window_extent()
-    marks = [((x - box.x0) * scale, (y - box.y0) * scale) for x, y in map(axis.transData.transform, points)]
-    names = [f"{figures.name}{' (knee)' if figures.name == knee else ''}" for figures in runs]
-    for label in place(marks, names, width=box.width * scale, height=box.height * scale):
-        x, y = marks[label.number]
-        is_knee = runs[label.number].name == knee
-        axis.annotate(
-            label.text, points[label.number], fontsize="x-small", xytext=(label.left - x, label.bottom - y),
-            textcoords="offset points", weight="bold" if is_knee else "normal", in_layout=False,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "0.5"},
-        )  # fmt: skip
+    return Chart(
+        _svg(draw, count=len(metrics)), f"Latency against throughput of {len(shown)} runs, {loops}: {names}{knee}"
+    )
 
 
 def _pooled(records: Sequence[Any], metric: Callable[[RequestRecord], float | list[float]]) -> list[float]:
