@@ -23,7 +23,7 @@ from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import SpecError
 
 _INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"
-_PACKAGES = ("trireme", "tritonclient", "grpcio", "msgspec", "numpy")
+_PACKAGES = ("trireme", "openvino-genai", "tokenizers", "tritonclient", "grpcio", "msgspec", "numpy")
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -179,7 +179,7 @@ def environment() -> dict[str, Any]:
     """Return the machine and the versions of the client; the server may share the machine."""
     return {
         "machine": platform.machine(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": round(os.getloadavg()[0], 2),
@@ -202,7 +202,8 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the processor's name, as Linux tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
