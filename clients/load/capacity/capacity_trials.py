@@ -18,7 +18,6 @@ from clients.load.capacity.capacity_search import (
     highest,
     judge,
     refuse_failing,
-    refuse_unanswered,
     search,
 )
 from clients.load.commands.run_command import ServerGone, put_on, warm_up
@@ -89,8 +88,7 @@ class Bench:
             self._load, rate_per_s=None, num_users=1, num_processes=1, duration_s=None, num_requests=_NUM_ALONE
         )
         run, figures = self._run(load, "alone")
-        refuse_failing(run, max_error_share=1.0)
-        refuse_unanswered(run)
+        refuse_failing(run, max_error_share=1.0, is_alone=True)
         targets = tuple(
             msgspec.structs.replace(target, percentile=min(50.0, target.percentile or 50.0)) for target in self._targets
         )

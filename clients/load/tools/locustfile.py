@@ -33,7 +33,7 @@ from clients.load.load_plan import Session
 from clients.load.tools.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad, LocustShare
 from clients.load.tools.locust_streams import OpenAIStreams, TritonStreams, open_streams
 from clients.load_run.cpu_sample import CpuSample
-from clients.load_run.load_record import DONE, LoadRecord, reason_of
+from clients.load_run.load_record import DONE, LoadRecord
 from trireme.base.errors import ServingError
 
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
@@ -110,12 +110,13 @@ class LoadUser(User):
         history = ""
         for number, turn in enumerate(session.turns):
             time.sleep(turn.think_s)  # gevent's
-            record = _begin(session, number)
+            now_ns = shared.now_ns()
+            record = session.record(number, due_ns=now_ns, sent_ns=now_ns)
             try:
                 history += turn.text + self._ask(session, number, history, record)
                 record.end = DONE
             except ServingError as exc:
-                record.end, record.error, record.reason = exc.code, exc.message, reason_of(exc)
+                record.fail(exc)
             shared.note(self.environment, record)
             if not record.is_done:
                 return
@@ -130,20 +131,9 @@ class LoadUser(User):
             self._streams = open_streams(shared.locust_load(), shared.now_ns)
         answer = ""
         for chunk in self._streams.generate(session.request(turn, history)):
-            record.times_ns.append(chunk.received_ns)
-            record.tokens.append(chunk.num_output_tokens or 0)
-            record.input_tokens = record.input_tokens or chunk.num_input_tokens
-            record.finish_reason = chunk.finish_reason or record.finish_reason
+            record.add_chunk(chunk)
             answer += chunk.text
         return answer
-
-
-def _begin(session: Session, turn: int) -> LoadRecord:
-    now_ns = shared.now_ns()
-    return LoadRecord(
-        session=session.index, turn=turn, due_ns=now_ns, sent_ns=now_ns, max_tokens=session.turns[turn].max_tokens,
-        priority=session.priority, tenant=session.tenant, times_ns=[], tokens=[],
-    )  # fmt: skip
 
 
 @events.init.add_listener
