@@ -3,11 +3,10 @@
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from clients.latency import RequestRecord
 from clients.load_report.document import Document
-from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
+from clients.load_report.run_figures import LATENCIES, RunFigures, pooled, values_of
 from clients.load_report.server_figures import Timeline
 from clients.load_run.run_folder import Run
 from trireme.base.errors import SpecError
@@ -19,17 +18,17 @@ _BINS = 40
 _STYLES = {True: ("open loop", "o-", "s--"), False: ("closed loop", "^-", "v--")}  # by `RunInfo.is_open`
 
 
-class Chart:
+class Chart(NamedTuple):
     """A picture, and its content in words for readers who cannot see it."""
 
-    def __init__(self, svg: str, text: str) -> None:
-        self.svg, self.text = svg, text
+    svg: str
+    text: str
 
 
 def histograms(run: Run, figures: RunFigures) -> Chart | None:
     """Draw how frequent each latency is; the last bar holds all above the 99.5th percentile, and says so."""
     done = [record for record in run.records if record.is_done and figures.window.holds(record.due_ns)]
-    found = {name: _pooled(done, metric) for name, metric in LATENCIES.items()}
+    found = {name: pooled(done, metric) for name, metric in LATENCIES.items()}
     shown = {name: values for name, values in found.items() if values}
     if not shown:
         return None
@@ -68,7 +67,6 @@ def _beyond(values: Sequence[float], limit: float) -> str:
 
 def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Chart:
     """Draw TTFT of each request and tokens a second, with the server's batch, queue and KV cache below them."""
-    server = [(title, lines[title]) for title in lines]
 
     def draw(axes: Sequence[Any]) -> None:
         firsts = [
@@ -87,7 +85,7 @@ def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Char
                 tokens[min(60, int(at_ns / 1e9 / width))] += count / width
         axes[1].step([width * number for number in range(61)], tokens, where="post", color="black")
         axes[1].set_title("output tokens/s")
-        for axis, (title, line) in zip(axes[2:], server, strict=False):
+        for axis, (title, line) in zip(axes[2:], lines.items(), strict=False):
             axis.plot(line.seconds, line.values, color="black", linewidth=1)
             axis.set_title(title)
         for axis in axes:
@@ -99,8 +97,8 @@ def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Char
             axis.set_xlim(0, seconds)
             axis.set_ylim(bottom=0)
 
-    text = f"Over the run: TTFT of each request, output tokens a second{''.join(f', {title}' for title, _ in server)}"
-    return Chart(_svg(draw, count=2 + len(server)), f"{text}; the measured part is hatched")
+    text = f"Over the run: TTFT of each request, output tokens a second{''.join(f', {title}' for title in lines)}"
+    return Chart(_svg(draw, count=2 + len(lines)), f"{text}; the measured part is hatched")
 
 
 def load_curve(document: Document) -> Chart | None:
@@ -146,10 +144,6 @@ def load_curve(document: Document) -> Chart | None:
     return Chart(
         _svg(draw, count=len(metrics)), f"Latency against throughput of {len(shown)} runs, {loops}: {names}{knee}"
     )
-
-
-def _pooled(records: Sequence[Any], metric: Callable[[RequestRecord], float | list[float]]) -> list[float]:
-    return [value for values in values_of(records, metric) for value in values]
 
 
 def _svg(draw: Callable[[Sequence[Any]], None], *, count: int) -> str:

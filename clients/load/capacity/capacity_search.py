@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from clients.load_report.run_figures import RunFigures, values_of
+from clients.load_report.run_figures import RunFigures, pooled
 from clients.load_report.slo import METRICS, Target
 from clients.load_run.load_record import REFUSED
 from clients.load_run.run_folder import Run
@@ -60,7 +60,7 @@ def judge(run: Run, figures: RunFigures, targets: tuple[Target, ...], *, max_err
     near: list[str] = []
     clear: list[str] = []
     for target in targets:
-        values = [value for one in values_of(done, METRICS[target.metric]) for value in one]
+        values = pooled(done, METRICS[target.metric])
         if not values:
             near.append(f"no request has a {target.metric}")  # what was not measured is not missed
             continue

@@ -20,9 +20,9 @@ from clients.load.capacity.capacity_search import (
     refuse_failing,
     search,
 )
-from clients.load.commands.run_command import ServerGone, put_on, warm_up
 from clients.load.load_options import Load
-from clients.load_report.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of, values_of
+from clients.load.run_command import ServerGone, put_on, warm_up
+from clients.load_report.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of, pooled
 from clients.load_report.slo import Target
 from clients.load_run.run_folder import Run
 from trireme.base.errors import ServerError, Unavailable
@@ -146,8 +146,7 @@ class Bench:
         return best_of_three(once)
 
     def _note_round(self, run: Run) -> None:
-        e2es_ms = [one for values in values_of([one for one in run.records if one.is_done], e2e_ms) for one in values]
-        if e2es_ms:
+        if e2es_ms := pooled([record for record in run.records if record.is_done], e2e_ms):
             self._round_s = max(self._round_s, statistics.median(e2es_ms) / 1e3)
 
     def _degrade(self, rate_per_s: float) -> None:

@@ -15,10 +15,10 @@ import typer
 from clients.access import Access
 from clients.access_options import with_access
 from clients.load import load_arguments as options
-from clients.load.commands.run_command import warm_up
 from clients.load.load_options import Load
 from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import is_openai_url
+from clients.load.run_command import warm_up
 from clients.load.run_origin import run_info
 from clients.load.tools import locust_messages
 from clients.load.tools.locust_messages import LocustFound, LocustLoad

@@ -21,9 +21,9 @@ from clients.access import Access, grpc_endpoint
 from clients.access_options import with_access
 from clients.infer_messages import GenerateRequest
 from clients.load import load_arguments as options
-from clients.load.commands.run_command import warm_up
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
+from clients.load.run_command import warm_up
 from clients.load.run_origin import run_info
 from clients.load.tools.tool_run import ToolRun, find_tool, keep_run, run_tool
 from clients.load_report.summary import print_summary

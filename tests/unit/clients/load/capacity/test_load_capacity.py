@@ -26,8 +26,8 @@ from clients.load.capacity.capacity_search import (
     search,
 )
 from clients.load.capacity.capacity_trials import Bench
-from clients.load.commands.run_command import ServerGone
 from clients.load.load_options import Load
+from clients.load.run_command import ServerGone
 from clients.load_report.run_figures import figures_of
 from clients.load_report.slo import parse_targets
 from clients.load_run.load_record import LoadRecord
