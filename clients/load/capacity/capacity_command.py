@@ -15,10 +15,9 @@ from clients.load import load_arguments as options
 from clients.load.capacity.capacity_found import FILE, Capacity
 from clients.load.capacity.capacity_trials import LEAST_REQUESTS, LEAST_ROUNDS, Bench
 from clients.load.load_options import MOST_PLANNED, Load
-from clients.load_report.document import document_of
-from clients.load_report.page import html_page
-from clients.load_report.slo import Target, parse_targets
-from clients.load_run.run_folder import Run, refuse_used
+from clients.load_report.bench_report_command import report
+from clients.load_report.slo import parse_targets
+from clients.load_run.run_folder import refuse_used
 from trireme.base.errors import RequestError, SpecError
 from trireme.base.extras import how_to_install
 
@@ -103,7 +102,7 @@ def capacity(
     finally:  # also of a search that Ctrl-C or an error ended
         if bench.found.is_whole or bench.found.rate_trials:
             _show(bench.found, out, is_json=is_json)
-    kept = [FILE, *(["report.html"] if _write_report(out, bench.shown, targets) else []), "a folder for each run"]
+    kept = [FILE, *(["report.html"] if _write_report(out, bench.found) else []), "a folder for each run"]
     if not is_json:
         typer.echo(f"kept in {out}: {', '.join(kept[:-1])} and {kept[-1]}")
 
@@ -117,19 +116,19 @@ def _refuse_searched(out: Path) -> None:
         )
 
 
-def _write_report(out: Path, runs: list[Run], targets: tuple[Target, ...]) -> bool:
-    """Write the report, and return whether there is anything to report.
+def _write_report(out: Path, found: Capacity) -> bool:
+    """Write the report on the multiples of the rate, and return whether there are any.
 
     Pictures are in it where the package that draws them is installed.
     """
-    if not runs:
+    if not (runs := [out / each.run for each in found.degradation if each.run]):
         return False
     has_plots = importlib.util.find_spec("matplotlib") is not None
     if not has_plots:
         typer.echo(f"report.html has no pictures: they need matplotlib ({how_to_install('plot')})", err=True)
-    each = tuple(msgspec.structs.replace(target, percentile=None) for target in targets)
-    document = document_of(runs, title="Once, twice and three times the capacity", targets=each, num_gpus=None)
-    (out / "report.html").write_text(html_page(document, runs, has_plots=has_plots), encoding="utf-8")
+    slo = ",".join(f"{target.metric}={target.limit_ms:.9f}" for target in found.targets)
+    title = "Once, twice and three times the capacity"
+    report(runs, out=[out / "report.html"], slo=slo, title=title, no_plots=not has_plots)
     return True
 
 

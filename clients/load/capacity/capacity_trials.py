@@ -40,7 +40,6 @@ class Bench:
 
     Attributes:
         found: so far; it is in `out` after every trial, for a search may end at any moment.
-        shown: runs for the report.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Bench:
         self._num_runs = 0
         self._round_s = 0.0  # what a request of a user takes, as far as it is known
         self.found = Capacity(targets=targets)
-        self.shown: list[Run] = []
 
     def search(self, *, start: float, precision: float, has_users: bool) -> Capacity:
         """Run the whole search.
@@ -164,7 +162,6 @@ class Bench:
         except Unavailable as exc:  # it has not come back
             self._console.print(f"{factor:g}x: {exc.message}", markup=False)
             return Degradation(factor=factor, rate_per_s=factor * rate_per_s, why_not=exc.message)
-        self.shown.append(run)
         verdict = judge(run, plain, self._targets, max_error_share=self._max_error_share)
         figures = figures_of(
             run, targets=tuple(msgspec.structs.replace(target, percentile=None) for target in self._targets)

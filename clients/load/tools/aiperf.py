@@ -103,12 +103,11 @@ def aiperf(
     )  # fmt: skip
     options.refuse_what_only_ours_plays(load, "aiperf")
     load = options.checked(load, tokenizer)
-    metrics = options.metrics_url(metrics, url, access)
-    run = measure(load, out, program, warmup=warmup, metrics=metrics, tokenizer=tokenizer)
+    run = measure(load, out, program, warmup=warmup, metrics=options.metrics_url(metrics, url, access))
     print_summary(run, is_json=is_json)
 
 
-def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None, tokenizer: Path) -> Run:
+def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None) -> Run:
     """Run aiperf and write the run's folder.
 
     Raises:
@@ -122,7 +121,7 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         folder = Path(name)
         (folder / "input.jsonl").write_text("".join(_row(session) for session in plan))
         (folder / "template.json").write_text(_template(load, plan[-1]))
-        command = [str(program), *_options(load, folder, warmup=warmup, tokenizer=tokenizer)]
+        command = [str(program), *_options(load, folder, warmup=warmup)]
         trusted = {"SSL_CERT_FILE": load.access.ca_file} if load.access.ca_file else {}
         found = run_tool(
             command, cwd=folder, env={"COLUMNS": "200", **trusted}, metrics=metrics, access=load.access, what="aiperf"
@@ -158,7 +157,7 @@ def _template(load: Load, session: Session) -> str:
     return json.dumps(body).replace(f'"{_TEXT}"', "{{ text|tojson }}").replace(f'"{_TOKENS}"', "{{ max_tokens }}")
 
 
-def _options(load: Load, folder: Path, *, warmup: int, tokenizer: Path) -> list[str]:
+def _options(load: Load, folder: Path, *, warmup: int) -> list[str]:
     if is_openai_url(load.url):
         parts = urlsplit(completions_url(load.url))
         base, path, field = f"{parts.scheme}://{parts.netloc}", parts.path, "choices[0].text"
@@ -174,7 +173,7 @@ def _options(load: Load, folder: Path, *, warmup: int, tokenizer: Path) -> list[
     return [
         "profile", "-m", load.model, "--url", base, "--endpoint-type", "template", "--endpoint", path, "--streaming",
         "--extra-inputs", f"payload_template:{folder / 'template.json'}", "--extra-inputs", f"response_field:{field}",
-        "--tokenizer", str(tokenizer), "--input-file", "input.jsonl", "--custom-dataset-type", "single_turn",
+        "--tokenizer", str(load.tokenizer_dir), "--input-file", "input.jsonl", "--custom-dataset-type", "single_turn",
         "--dataset-sampling-strategy", "sequential", "--request-count", str(load.num_requests),
         *(["--warmup-request-count", str(warmup)] if warmup else []), "--random-seed", str(load.seed),
         "--export-level", "raw", "--artifact-dir", "artifacts", "--ui", "none", "--no-gpu-telemetry",

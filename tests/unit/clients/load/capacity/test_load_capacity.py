@@ -206,6 +206,7 @@ class Played:
         for one in records:
             one.sent_ns += 200_000_000 * is_late
         made = run(records, num_users=load.num_users, name=out.name)
+        write_run(out, made.info, made.records, made.samples)
         if happened := self.happens.get(f"at_{name}".replace("-", "_")):
             raise happened(made)
         return made
