@@ -43,7 +43,8 @@ def print_summary(run: Run, *, is_json: bool) -> None:
     lines = [
         f"{figures.requests.per_s:.2f} requests/s, {figures.output_tokens.per_s:.1f} output tokens/s"
         + (f", {figures.input_tokens.per_s:.1f} input tokens/s" if figures.input_tokens else ""),
-        f"{figures.num_requests} of {figures.num_all} requests measured ({ends}); {figures.window.why}",
+        f"{figures.num_requests} of {figures.num_all} requests measured ({ends})"
+        + (f"; {figures.window.why}" if figures.window.is_steady else ""),  # otherwise it is a warning
         *part.warnings,
         f"kept in {run.path}; see it: trireme bench report {run.path} --out report.html",
     ]
