@@ -7,9 +7,10 @@ size predicts.
 `python -m benchmarks.prefix_cache --help`. Requests are alone on the server; each pair is asked in a drawn order.
 """
 
+import functools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -17,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.support.metrics_page import MetricsPage
+from benchmarks.support.metrics_page import metric
 from benchmarks.support.report import environment, median_with_interval, write_result
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from benchmarks.support.workload import Ask
@@ -99,11 +100,11 @@ def main(
         raise typer.BadParameter("the deployment's engine has no prefix cache that is always on: take an openvino one")
     tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
     with ThroughEnsemble(spec) as server:
-        page = MetricsPage(server.metrics)
+        counts = functools.partial(_Counts.of, server.metrics)
         _ttft_ms(server, PromptMaker(tokenizer, input_tokens=64, seed=seed).prompts(1)[0])  # the first request warms up
-        _counted(page, _Counts(0, 0, 0), _Counts(64, 0, 64))
+        _counted(counts, _Counts(0, 0, 0), _Counts(64, 0, 64))
         rows = [
-            _measure(server, page, PairMaker(tokenizer, shared_tokens=length, seed=seed), pairs, random.Random(seed))
+            _measure(server, counts, PairMaker(tokenizer, shared_tokens=length, seed=seed), pairs, random.Random(seed))
             for length in shared
         ]
         where = environment(triton_http=server.http)
@@ -122,11 +123,11 @@ def main(
 
 
 def _measure(
-    server: ThroughEnsemble, page: MetricsPage, maker: PairMaker, count: int, order: random.Random
+    server: ThroughEnsemble, counts: "Callable[[], _Counts]", maker: PairMaker, count: int, order: random.Random
 ) -> dict[str, object]:
     """Measure one length; the first pair warms up, and counts among the hits."""
     found: list[tuple[float, float]] = []  # warm and cold, ms
-    before = _Counts.of(page)
+    before = counts()
     expected = _Counts(0, 0, 0)
     shared = []
     for _ in range(count + 1):
@@ -139,7 +140,7 @@ def _measure(
         shared.append(pair.num_shared_tokens)
         hits = pair.num_shared_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
         expected = expected.plus(3 * maker.num_tokens, hits, 3 * maker.num_tokens - hits)
-    counted = _counted(page, before, expected)
+    counted = _counted(counts, before, expected)
     found = found[1:]
     return {
         "prompt_tokens": maker.num_tokens,
@@ -161,20 +162,21 @@ class _Counts(NamedTuple):
     computed: int
 
     @classmethod
-    def of(cls, page: MetricsPage) -> "_Counts":
+    def of(cls, address: str) -> "_Counts":
+        """Return the counts on the metrics page at ``host:port``."""
         names = ("prefix_cache_queries", "cached_prompt_tokens")
-        queried, found = (page.value(f"trireme_{name}_total", model="ensemble") for name in names)
-        return cls(int(queried), int(found), int(page.value("trireme_engine_prompt_tokens_total")))
+        queried, found = (metric(address, f"trireme_{name}_total", model="ensemble") for name in names)
+        return cls(int(queried), int(found), int(metric(address, "trireme_engine_prompt_tokens_total")))
 
     def plus(self, queried: int, found: int, computed: int) -> "_Counts":
         return _Counts(self.queried + queried, self.found + found, self.computed + computed)
 
 
-def _counted(page: MetricsPage, before: _Counts, expected: _Counts) -> _Counts:
+def _counted(counts: Callable[[], _Counts], before: _Counts, expected: _Counts) -> _Counts:
     """Return the counts since `before`, once every request is counted."""
     deadline_s = time.monotonic() + _COUNTED_S
     while True:
-        counted = _Counts(*(now - then for now, then in zip(_Counts.of(page), before, strict=True)))
+        counted = _Counts(*(now - then for now, then in zip(counts(), before, strict=True)))
         # The engine's steps are told at other times than the ends of requests.
         if counted.queried >= expected.queried and counted.found + counted.computed >= counted.queried:
             return counted

@@ -53,7 +53,7 @@ def main(
     if not peers:
         names = ", ".join(peer.name for peer in (*_OURS, *_OTHERS))
         raise typer.BadParameter(f"no side is called like {only!r}; there are {names}", param_hint="--only")
-    if missing := [f"{peer.name}: {lacks}" for peer in peers if (lacks := peer.lacks())]:
+    if missing := [f"{peer.name}: {lacks}" for peer in peers if (lacks := model_files.lacks(*peer.needs))]:
         raise typer.BadParameter("; ".join(missing), param_hint="--only")
     plan = Plan(
         users=tuple(int(part) for part in users.split(",")),

@@ -28,16 +28,13 @@ class DynamoMocker:
     """
 
     precision = "no model"
+    needs: tuple[Path, ...] = (Path(_PYTHON),)
 
     def __init__(self, tokenizer_dir: Path, *, step_ms: float, beside: str) -> None:
         self.name = "Dynamo's frontend + mocker"
         self.beside: str | None = beside
         self._tokenizer_dir = tokenizer_dir
         self._step_ms = step_ms
-
-    def lacks(self) -> str | None:
-        """Return what is missing of the environment."""
-        return model_files.lacks(Path(_PYTHON))
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:

@@ -3,13 +3,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.peers import model_files
 from benchmarks.peers.peer import AskedServer, Bits, Started
 from benchmarks.support.report import triton_version
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.load_run.run_folder import package_version
-from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 
 NAMES: dict[Bits, str] = {8: "trireme int8", 16: "trireme bf16"}
 
@@ -23,10 +23,7 @@ class Ensemble:
         self.name = NAMES[bits]
         self.precision = weights(bits)
         self._bits: Bits = bits
-
-    def lacks(self) -> str | None:
-        """Return what is missing of the model in OpenVINO's format."""
-        return model_files.lacks(model_files.CHECKPOINT, engine_of(self._bits).dir)
+        self.needs: tuple[Path, ...] = (model_files.CHECKPOINT, model_files.OPENVINO[bits])
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
@@ -39,16 +36,9 @@ class Ensemble:
                 "ensemble",
                 version=f"trireme {package_version('trireme')}, {openvino_version()}, {triton}",
                 settings=f"trireme serve --deployment benchmarks/random_model/{model_files.MODEL}.yaml"
-                + ("" if self._bits == 8 else f" (engine.dir: {model_files.OPENVINO_BF16.name})"),
+                + ("" if self._bits == 8 else f" (engine.dir: {model_files.OPENVINO[16].name})"),
                 cpu_s=server.cpu_s,
             )
-
-
-def engine_of(bits: Bits) -> OpenVinoEngineSpec:
-    """Return the engine of our side and of the in-process side."""
-    engine = model_files.deployment(bits).model.engine
-    assert isinstance(engine, OpenVinoEngineSpec)
-    return engine
 
 
 def weights(bits: Bits) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.peers import model_files
-from benchmarks.peers.ensemble import NAMES, engine_of, openvino_version, weights
+from benchmarks.peers.ensemble import NAMES, openvino_version, weights
 from benchmarks.peers.peer import Answered, Bits, Started
 from benchmarks.support.in_process import in_child_process
 from benchmarks.support.workload import Ask
@@ -26,10 +26,7 @@ class InProcessOpenVino:
         self.name = f"in-process OpenVINO {'int8' if bits == 8 else 'bf16'}"
         self.precision = weights(bits)
         self._bits: Bits = bits
-
-    def lacks(self) -> str | None:
-        """Return what is missing of the model in OpenVINO's format."""
-        return model_files.lacks(model_files.CHECKPOINT, engine_of(self._bits).dir)
+        self.needs: tuple[Path, ...] = (model_files.CHECKPOINT, model_files.OPENVINO[bits])
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:

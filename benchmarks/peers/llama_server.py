@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.peers import model_files
 from benchmarks.peers.child_server import serving, without_root
@@ -27,10 +28,7 @@ class LlamaServer:
         self.precision = "weights q8_0 (int8, a scale for 32)" if bits == 8 else "weights bf16"
         self._gguf = model_files.GGUF[bits]
         self._program = program(model_files.ROOT)
-
-    def lacks(self) -> str | None:
-        """Return what is missing of the program and the model as GGUF."""
-        return model_files.lacks(self._program, self._gguf)
+        self.needs: tuple[Path, ...] = (self._program, self._gguf)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:

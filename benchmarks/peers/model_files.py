@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = "random_125m"
 FOLDER = ROOT / "build" / MODEL
 CHECKPOINT = FOLDER / "target"
-OPENVINO_BF16 = FOLDER / "openvino_bf16"
+OPENVINO = {8: FOLDER / "openvino" / "target", 16: FOLDER / "openvino_bf16"}
 GGUF = {8: FOLDER / "q8_0.gguf", 16: FOLDER / "bf16.gguf"}
 _DEPLOYMENT = ROOT / "benchmarks" / "random_model" / f"{MODEL}.yaml"
 
@@ -19,7 +19,7 @@ def deployment(bits: int) -> DeploymentSpec:
     spec = load_deployment(_DEPLOYMENT)
     if bits == 8:
         return spec
-    engine = spec.model.engine.model_copy(update={"dir": OPENVINO_BF16})
+    engine = spec.model.engine.model_copy(update={"dir": OPENVINO[bits]})
     return spec.with_model(engine=engine).model_copy(update={"name": f"{spec.name}_bf16"})
 
 

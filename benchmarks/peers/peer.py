@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
@@ -46,9 +47,7 @@ class Peer(Protocol):
     name: str
     beside: str | None  # the name of our side that it may be compared with; None: it is ours
     precision: str  # of weights and of the arithmetic
-
-    def lacks(self) -> str | None:
-        """Return what has to be installed or made first, in words; None: nothing."""
+    needs: tuple[Path, ...]  # what has to be installed or made first
 
     def started(self) -> contextlib.AbstractContextManager[Started]:
         """Return a context in which the peer is alone on the machine, from when it answers."""

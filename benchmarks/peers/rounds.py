@@ -10,9 +10,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.peers.figures import Figures, figures
 from benchmarks.peers.peer import Peer, Started
-from clients.load.load_arguments import workload_data
+from clients.load.load_arguments import chosen_workload
 from clients.load.load_options import Load
-from clients.load.workload_spec import SyntheticWorkload, constant
 from trireme.base.errors import ServerError
 
 # Of more and fewer tokens than words, with what tokenizers are known to split apart.
@@ -44,11 +43,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def load(self, num_users: int, number: int, *, is_warmup: bool = False) -> Load:
         """Return the load of round `number`: the same prompts for every side, and none that was there before."""
-        isl, osl = constant(self.input_tokens), constant(self.output_tokens)
         requests = max(self.num_requests, _MIN_REQUESTS * num_users)
         return Load(
             url="",  # each side's own
-            workload=workload_data(SyntheticWorkload(kind="synthetic", isl=isl, osl=osl)),
+            workload=chosen_workload(None, isl=self.input_tokens, osl=self.output_tokens),
             num_users=num_users,
             num_requests=_WARMUP_REQUESTS * num_users if is_warmup else requests,
             num_processes=1 if is_warmup else min(self.num_processes, num_users),

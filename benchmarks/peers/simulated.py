@@ -27,6 +27,7 @@ class SimulatedEnsemble:
     """
 
     precision = "no model"
+    needs: tuple[Path, ...] = ()  # `make setup` installs it
 
     def __init__(self, tokenizer_dir: Path, *, step_ms: float, has_delay: bool, beside: str | None = None) -> None:
         self.name = "trireme" if has_delay else "trireme, no delay"
@@ -34,10 +35,6 @@ class SimulatedEnsemble:
         self._tokenizer_dir = tokenizer_dir
         self._step_ms = step_ms
         self._responses = ResponseSpec() if has_delay else ResponseSpec(max_chunk_delay_ms=0)
-
-    def lacks(self) -> str | None:
-        """Return None: `make setup` installs what this side needs."""
-        return None
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:

@@ -4,6 +4,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.peers import model_files
 from benchmarks.peers.child_server import serving, without_root
@@ -23,10 +24,7 @@ class VllmCpu:
     name = "vLLM bf16"
     beside: str | None = NAMES[16]
     precision = "weights bf16, arithmetic bf16"
-
-    def lacks(self) -> str | None:
-        """Return what is missing of the environment and the checkpoint."""
-        return model_files.lacks(_PYTHON, model_files.CHECKPOINT)
+    needs: tuple[Path, ...] = (_PYTHON, model_files.CHECKPOINT)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:

@@ -14,6 +14,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from benchmarks.peers import model_files
 from benchmarks.peers.dynamo import DynamoMocker
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.rounds import Plan, measure
@@ -65,7 +66,7 @@ def main(
     where = environment()
     for step_ms in map(float, steps_ms.split(",")):
         peers = _sides(tokenizer_dir, step_ms)
-        if missing := [f"{peer.name}: {lacks}" for peer in peers if (lacks := peer.lacks())]:
+        if missing := [f"{peer.name}: {lacks}" for peer in peers if (lacks := model_files.lacks(*peer.needs))]:
             raise typer.BadParameter("; ".join(missing), param_hint="Dynamo")
         try:
             typer.echo(f"{step_ms:g} ms a step", err=True)

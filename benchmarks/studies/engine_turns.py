@@ -9,13 +9,12 @@ Measured are the first token of one that has to come, and how often two that are
 import asyncio
 import statistics
 import time
-import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from benchmarks.support.metrics_page import metric
 from benchmarks.support.report import environment, median_with_interval, write_result
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
@@ -132,10 +131,7 @@ async def _ask_both(url: str) -> dict[str, list[float]]:
 
 
 def _metric(server: ThroughEnsemble, name: str, model: str) -> float:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=5) as response:
-        page: Sequence[str] = response.read().decode().splitlines()
-    [line] = [line for line in page if line.startswith(f'{name}{{model="{model}_tensorrt_llm"')]
-    return float(line.rpartition(" ")[2])
+    return metric(server.metrics, name, model=f"{model}_tensorrt_llm")
 
 
 if __name__ == "__main__":

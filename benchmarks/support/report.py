@@ -2,22 +2,18 @@
 """A benchmark's findings, with what it takes to judge them: machine, versions, date, intervals."""
 
 import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import subprocess
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 
+from clients.load_run import run_folder
 from trireme.base.sample_statistics import Floats, block_bootstrap, bootstrap, interval, percentile
 
 RESULTS = Path(__file__).parents[1] / "results"
-_PACKAGES = ("openvino-genai", "tokenizers", "tritonclient", "grpcio", "numpy", "msgspec")
 
 
 def median_with_interval(values: Sequence[float]) -> dict[str, float]:
@@ -56,22 +52,17 @@ def ratio_of_quantiles(
 
 
 def environment(*, triton_http: str | None = None) -> dict[str, object]:
-    """Machine, versions, commit and date. Load tells whether the machine was quiet.
+    """Return machine, versions, commit and date; the load tells whether the machine was quiet.
 
     Args:
         triton_http: ``host:port`` of the server that was measured; None: there was none.
     """
+    is_dirty = bool(_git("status", "--porcelain", "--untracked-files=no"))
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD")
-        + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else ""),
-        "cpu": cpu_model(),
-        "num_cpus": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "load_1min": os.getloadavg()[0],
-        "python": platform.python_version(),
+        "date": run_folder.now(),
+        "commit": _git("rev-parse", "HEAD") + ("-dirty" if is_dirty else ""),
+        **run_folder.environment(),
         "triton": None if triton_http is None else triton_version(triton_http),
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 
 
@@ -115,14 +106,6 @@ def triton_version(triton_http: str) -> str:
     """Return the version that a Triton at ``host:port`` tells."""
     with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
         return str(json.load(response)["version"])
-
-
-def cpu_model() -> str:
-    """Return the processor's name, as Linux tells it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _git(*args: str) -> str:

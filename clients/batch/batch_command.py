@@ -12,12 +12,9 @@ import typer
 
 from clients.access import Access
 from clients.access_options import with_access
-from clients.batch.batch_line import BatchLine
-from clients.batch.chat_lines import chat_renderer
 from clients.batch.input_file import InputFile
-from clients.batch.job import BatchJob
-from clients.batch.line_error import LineError
-from clients.batch.openai_bodies import Asked, requests_of
+from clients.batch.job import BatchJob, Tally
+from clients.batch.openai_bodies import requests_of
 from clients.batch.progress import JobProgress
 from clients.batch.results_file import ResultsFile
 from clients.batch.server_probe import check_server
@@ -31,22 +28,11 @@ BATCH = 3  # Triton's number of the class
 QUEUE_TIMEOUT_MS = 10_000
 
 
-class JobReport(msgspec.Struct, frozen=True):
-    """The object that `--json` prints.
+class JobReport(Tally, kw_only=True):
+    """The object that `--json` prints: tokens and seconds are of this run, lines of the job."""
 
-    Tokens and seconds are of this run, lines of the job.
-    """
-
-    total: int
-    done: int
-    failed: int
-    resumed: int
-    prompt_tokens: int
-    completion_tokens: int
-    retries: int
     duration_s: float
     tokens_per_s: float
-    shortened: int
 
 
 @with_access
@@ -71,12 +57,6 @@ def run(
     max_in_flight: Annotated[
         int, typer.Option(min=1, max=4096, help="Most requests in flight; below it the server's answers decide.")
     ] = 256,
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(
-            help="Checkpoint's folder or template's file to render chat lines by here; none: the server does."
-        ),
-    ] = None,
     chat_max_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens of chat lines without a limit of their own.")
     ] = 512,
@@ -100,7 +80,7 @@ def run(
     \b
     Examples:
       trireme batch run requests.jsonl --out results.jsonl
-      trireme batch run requests.jsonl --out results.jsonl --tenant research --chat-template /models/mine
+      trireme batch run requests.jsonl --out results.jsonl --tenant research
       trireme batch run requests.jsonl --out results.jsonl --without-admission --max-in-flight 32 --json
       trireme batch run requests.jsonl --out results.jsonl --url grpcs://llm.example:443 --token-file key.txt
 
@@ -119,16 +99,7 @@ def run(
         queue_timeout_ms=None if without_admission else QUEUE_TIMEOUT_MS,
         tenant=tenant,
     )
-    render_chat = None if chat_template is None else chat_renderer(chat_template)
-    to_requests = functools.partial(requests_of, base=base, render_chat=render_chat, chat_tokens=chat_max_tokens)
-
-    def ask_of(line: BatchLine) -> Asked:
-        asked = to_requests(line)
-        if served_model is not None and asked.model != served_model:
-            message = f"body.model must be {served_model!r} (--served-model), got {asked.model!r}"
-            raise LineError(message, code="model_not_found", param="body.model")
-        return asked
-
+    ask_of = functools.partial(requests_of, base=base, chat_tokens=chat_max_tokens, served_model=served_model)
     _refuse_one_file(source, out)
     with InputFile(source) as requests:
         requests.scan()
@@ -169,17 +140,9 @@ async def _run_shown(job: BatchJob) -> JobReport:
         with contextlib.suppress(asyncio.CancelledError):
             await showing
     tally, elapsed_s = job.tally, progress.elapsed_s
+    tokens_per_s = (tally.prompt_tokens + tally.completion_tokens) / max(elapsed_s, 1e-3)
     return JobReport(
-        total=tally.total,
-        done=tally.done,
-        failed=tally.failed,
-        resumed=tally.resumed,
-        prompt_tokens=tally.prompt_tokens,
-        completion_tokens=tally.completion_tokens,
-        retries=tally.retries,
-        duration_s=round(elapsed_s, 3),
-        shortened=tally.shortened,
-        tokens_per_s=round((tally.prompt_tokens + tally.completion_tokens) / max(elapsed_s, 1e-3), 1),
+        **msgspec.structs.asdict(tally), duration_s=round(elapsed_s, 3), tokens_per_s=round(tokens_per_s, 1)
     )
 
 

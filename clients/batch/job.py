@@ -4,7 +4,7 @@
 import asyncio
 import random
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,19 +26,11 @@ _SYNC_S = 1.0
 _BREATHE = 256  # lines between two looks at the clock, where none of them goes to the server
 
 
-class AskOf(Protocol):
-    """The way from a line to requests."""
-
-    def __call__(self, line: BatchLine, /) -> Asked:
-        """Return the requests of a line.
-
-        Raises:
-            LineError: the line cannot be asked.
-        """
+AskOf = Callable[[BatchLine], Asked]  # raises LineError where the line cannot be asked
 
 
-class Tally(msgspec.Struct):
-    """The progress of a job; tokens and seconds are of this run alone."""
+class Tally(msgspec.Struct, kw_only=True):
+    """The progress of a job; tokens are of this run alone."""
 
     total: int
     done: int  # lines with a result, failed ones and those of earlier runs included
@@ -83,7 +75,9 @@ class BatchJob:
         self._window = Window(ceiling)
         self._pauses = Pauses(random.Random())
         self._failing_since_s: float | None = None
-        self.tally = Tally(source.num_requests, results.num_done, results.num_failed, results.num_done)
+        self.tally = Tally(
+            total=source.num_requests, done=results.num_done, failed=results.num_failed, resumed=results.num_done
+        )
 
     async def run(self) -> None:
         """Answer every line to the last.

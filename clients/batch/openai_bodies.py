@@ -5,7 +5,6 @@ A parameter is carried, or refused by name; values that ask for nothing (`"strea
 """
 
 import re
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -75,7 +74,6 @@ _NOTHING: dict[str, tuple[tuple[object, ...], str]] = {
     "modalities": ((["text"],), "the models served here read and write text alone"),
 }
 
-RenderChat = Callable[[list[dict[str, object]]], str]
 _Prompt = dict[str, object]  # the field of a request that holds it, and what it is
 
 
@@ -87,13 +85,13 @@ class Asked(msgspec.Struct, frozen=True):
     n: int
 
 
-def requests_of(line: BatchLine, *, base: GenerateRequest, render_chat: RenderChat | None, chat_tokens: int) -> Asked:
-    """Return the requests of a line.
+def requests_of(line: BatchLine, *, base: GenerateRequest, chat_tokens: int, served_model: str | None = None) -> Asked:
+    """Return the requests of a line; the server renders messages by its template.
 
     Args:
         base: what all requests have in common: class, tenant, limits.
-        render_chat: makes a prompt of messages; None: the server renders them.
         chat_tokens: limit of a chat line that has none of its own.
+        served_model: the only name of a model that a line may have; None: any.
 
     Raises:
         LineError: it names the parameter, its value and what is allowed.
@@ -103,11 +101,13 @@ def requests_of(line: BatchLine, *, base: GenerateRequest, render_chat: RenderCh
     kind: type[_Sampling] = _Chat if is_chat else _Completion
     _refuse_what_is_not_carried(body, kind)
     parsed = _converted(body, kind)
+    if served_model is not None and parsed.model != served_model:
+        message = f"body.model must be {served_model!r} (--served-model), got {parsed.model!r}"
+        raise LineError(message, code="model_not_found", param="body.model")
     prompts: list[_Prompt] = []
     max_tokens, guide = parsed.max_tokens, _Format(type="text")
     if isinstance(parsed, _Chat):
-        messages = [message.for_template() for message in parsed.messages]
-        prompts = [{"messages": messages} if render_chat is None else {"text_input": render_chat(messages)}]
+        prompts = [{"messages": [message.for_template() for message in parsed.messages]}]
         max_tokens = _one_limit(parsed) or chat_tokens
         guide = parsed.response_format or guide
     elif isinstance(parsed, _Completion):

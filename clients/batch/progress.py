@@ -2,6 +2,7 @@
 """The progress of a job for people, on standard error: a live line on a terminal, else a plain line now and then."""
 
 import asyncio
+import datetime
 import time
 
 from rich.console import Console
@@ -44,11 +45,5 @@ class JobProgress:
         tokens_per_s = (tally.prompt_tokens + tally.completion_tokens) / max(self.elapsed_s, 1e-3)
         here = tally.done - tally.resumed
         left_s = (tally.total - tally.done) * self.elapsed_s / here if here else None
-        eta = "unknown" if left_s is None else _duration(left_s)
+        eta = "unknown" if left_s is None else str(datetime.timedelta(seconds=round(left_s)))
         return f"{tally.failed} failed, {tally.in_flight} in flight, {tokens_per_s:.0f} tokens/s, {eta} left"
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

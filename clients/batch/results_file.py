@@ -11,7 +11,6 @@ import fcntl
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -63,9 +62,7 @@ class ResultsFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.sync()
         finally:

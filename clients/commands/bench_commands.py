@@ -2,7 +2,7 @@
 """The verbs of `trireme bench`; each is defined beside what it does."""
 
 from clients.load.capacity.capacity_command import capacity
-from clients.load.commands.run_command import run
+from clients.load.run_command import run
 from clients.load.tools.aiperf import aiperf
 from clients.load.tools.genai_perf import genai_perf
 from clients.load.tools.locust_command import locust

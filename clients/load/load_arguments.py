@@ -13,10 +13,10 @@ from clients.access import NO_ACCESS, Access, grpc_endpoint, host_of
 from clients.load.load_options import Load
 from clients.load.openai.openai_stream import is_openai_url
 from clients.load.prompts import ProportionalWriter
-from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
+from clients.load.workload_spec import FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
 from clients.load_run.server_samples import read_metrics
 from ensemble_configs.render.server_lock import served_ports
-from trireme.base.errors import RequestError
+from trireme.base.errors import RequestError, SpecError
 
 _OPTION_OF = {"server_name": "--tls-server-name"}
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
@@ -34,6 +34,10 @@ ModelOption = Annotated[str, typer.Option(help="The model to ask, by the server'
 WorkloadOption = Annotated[
     Path | None, typer.Option(help="YAML file of what to ask (docs/benchmarks.md); none: --isl and --osl.")
 ]
+RateOption = Annotated[float | None, typer.Option(help="Requests a second.")]
+ConcurrencyOption = Annotated[int | None, typer.Option(min=1, help="Requests at a time.")]
+ArrivalsOption = Annotated[str, typer.Option(help="With --rate: poisson or constant.")]
+WarmupOption = Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")]
 IslOption = Annotated[
     int | None, typer.Option(min=1, help="Prompt tokens of every request.", show_default=str(_LENGTH))
 ]
@@ -58,12 +62,15 @@ MetricsOption = Annotated[
         show_default="of a Triton that was started in this folder where it has them, else at the port behind --url's",
     ),
 ]
+BinaryOption = Annotated[Path | None, typer.Option(help="Path of the program.", show_default="in .tools, or on PATH")]
 OutOption = Annotated[Path, typer.Option(help="Folder for what was found; `trireme bench report` reads it.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
 
 
-def chosen_workload(path: Path | None, *, isl: int | None, osl: int | None, prompt: str | None = None) -> Workload:
-    """Return the workload of a file, of fixed lengths, or of one prompt.
+def chosen_workload(
+    path: Path | None, *, isl: int | None, osl: int | None, prompt: str | None = None
+) -> dict[str, object]:
+    """Return the workload of a file, of fixed lengths, or of one prompt, as JSON data for processes and reports.
 
     Raises:
         RequestError: two of the options say what to ask.
@@ -73,21 +80,25 @@ def chosen_workload(path: Path | None, *, isl: int | None, osl: int | None, prom
         for other in others:
             if given[first] is not None and given[other] is not None:
                 raise RequestError(f"--{first} and --{other} both say what to ask; leave one out", field=other)
+    chosen: Workload
     if path is not None:
-        return read_workload(path)
-    if prompt is not None:
-        return FixedWorkload(kind="fixed", prompts=(prompt,), max_tokens=osl or _LENGTH)
-    return SyntheticWorkload(kind="synthetic", isl=constant(isl or _LENGTH), osl=constant(osl or _LENGTH))
+        chosen = read_workload(path)
+    elif prompt is not None:
+        chosen = FixedWorkload(kind="fixed", prompts=(prompt,), max_tokens=osl or _LENGTH)
+    else:
+        chosen = SyntheticWorkload(kind="synthetic", isl=constant(isl or _LENGTH), osl=constant(osl or _LENGTH))
+    return chosen.model_dump(mode="json")
 
 
-def with_lengths(load: Load, tokenizer: Path | None) -> Load:
-    """Return the load, able to write prompts of a wanted length.
+def checked(load: Load, tokenizer: Path | None) -> Load:
+    """Return a load whose options go together, able to write prompts of a wanted length.
 
     Triton is asked for the tokens of a word where no tokenizer is given.
 
     Raises:
-        RequestError: the server is another one, which could not say.
+        RequestError: the options do not go together, or the server is another one, which could not say.
     """
+    load.check()
     if tokenizer is not None:
         return msgspec.structs.replace(load, tokenizer_dir=str(tokenizer.resolve()))
     if load.spec().kind == "fixed":
@@ -100,12 +111,6 @@ def with_lengths(load: Load, tokenizer: Path | None) -> Load:
         )
     writer = ProportionalWriter.ask(load.url, load.model, access=load.access, seed=load.seed)
     return msgspec.structs.replace(load, tokens_per_word=writer.tokens_per_word)
-
-
-def workload_data(workload: Workload) -> dict[str, object]:
-    """Return a workload as JSON data, for processes and reports."""
-    data: dict[str, object] = WORKLOAD.dump_python(workload, mode="json")
-    return data
 
 
 def metrics_url(given: str | None, url: str, access: Access = NO_ACCESS) -> str | None:
@@ -148,6 +153,13 @@ def _metrics_port(url: str) -> int:
     is_here = host_of(url).strip("[]") in _THIS_MACHINE
     known = [ports for ports in served_ports(Path("build")) if ports.grpc_port == grpc_port] if is_here else []
     return known[0].metrics_port if len(known) == 1 else grpc_port + 1
+
+
+def tokenizer_folder(path: Path) -> Path:
+    """Return the whole path of a tokenizer's folder; a SpecError is raised where it is none."""
+    if not path.is_dir():
+        raise SpecError(f"{path} is no folder; --tokenizer names one with a tokenizer.json", field="tokenizer")
+    return path.resolve()
 
 
 def refuse_openai_url(url: str, tool: str) -> None:

@@ -20,6 +20,7 @@ from clients.load.workload_spec import (
     TraceWorkload,
     Workload,
 )
+from clients.load_run.load_record import LoadRecord
 
 _CLASSES = {"premium": 1, "standard": 2, "batch": 3}  # Triton's numbers
 _ANY_END = -1  # an end token that no model makes
@@ -74,6 +75,13 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             priority=self.priority,
             tenant=self.tenant,
         )
+
+    def record(self, turn: int, *, due_ns: int, sent_ns: int) -> LoadRecord:
+        """Return the record of a turn's request that is about to be sent; times are of the run's clock."""
+        return LoadRecord(
+            session=self.index, turn=turn, due_ns=due_ns, sent_ns=sent_ns, max_tokens=self.turns[turn].max_tokens,
+            priority=self.priority, tenant=self.tenant, times_ns=[], tokens=[],
+        )  # fmt: skip
 
 
 def sessions(workload: Workload, writer: Writer, *, seed: int) -> Iterator[Session]:

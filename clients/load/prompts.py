@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clients.access import Access
-from clients.exact_prompts import WORDS, PromptMaker, least_tokens
+from clients.exact_prompts import WORDS, PromptMaker, Tokenizer, least_tokens
 from clients.infer_messages import GenerateRequest
 from clients.streaming import TritonClient
 from trireme.base.errors import SpecError
@@ -91,30 +91,16 @@ class ProportionalWriter:
         return " ".join(self._rng.choices(WORDS, k=max(1, round(num_tokens / self.tokens_per_word))))
 
 
-class _Counter:
-    """A tokenizer as `clients.exact_prompts` takes it: `encode` returns an object with a length."""
+def _read(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as Read  # noqa: PLC0415  only where exact lengths are asked for
 
-    def __init__(self, path: Path) -> None:
-        try:
-            from tokenizers import Tokenizer  # noqa: PLC0415  only where exact lengths are asked for
-        except ModuleNotFoundError as exc:
-            raise SpecError(
-                "exact prompt lengths need the Python package tokenizers; install it, or leave --tokenizer out",
-                field="tokenizer",
-            ) from exc
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as exc:  # the library raises nothing narrower
-            raise SpecError(f"{path} is not a tokenizer.json: {exc}", field="tokenizer") from exc
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
-
-
-def _read(path: Path) -> _Counter:
     if not path.is_file():
         raise SpecError(
             f"{path} is not there; --tokenizer names the folder that holds the model's tokenizer.json",
             field="tokenizer",
         )
-    return _Counter(path)
+    try:
+        found: Tokenizer = Read.from_file(str(path))
+    except Exception as exc:  # the library raises nothing narrower
+        raise SpecError(f"{path} is not a tokenizer.json: {exc}", field="tokenizer") from exc
+    return found

@@ -6,16 +6,14 @@ import contextlib
 import time
 
 from clients.access import NO_ACCESS, Access
-from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.infer_messages import GenerateRequest
 from clients.load.load_plan import Session
 from clients.load.openai.openai_client import AsyncOpenAIClient
 from clients.load.openai.openai_stream import is_openai_url
 from clients.load.server_down import ServerDown
-from clients.load_run.load_record import DONE, UNANSWERED, LoadRecord, reason_of
+from clients.load_run.load_record import DONE, UNANSWERED, LoadRecord
 from clients.streaming import AsyncTritonClient
 from trireme.base.errors import ServingError, Unavailable
-
-_ERROR_LENGTH = 200  # characters of an error's text that are kept
 
 Client = AsyncTritonClient | AsyncOpenAIClient
 
@@ -61,17 +59,7 @@ class Sender:
             due_ns: None: now.
         """
         now_ns = self._now_ns()
-        record = LoadRecord(
-            session=session.index,
-            turn=turn,
-            due_ns=now_ns if due_ns is None else due_ns,
-            sent_ns=now_ns,
-            max_tokens=session.turns[turn].max_tokens,
-            priority=session.priority,
-            tenant=session.tenant,
-            times_ns=[],
-            tokens=[],
-        )
+        record = session.record(turn, due_ns=now_ns if due_ns is None else due_ns, sent_ns=now_ns)
         try:
             return record, await self._answer(session.request(turn, history), record)
         except asyncio.CancelledError:
@@ -85,15 +73,19 @@ class Sender:
             record.sent_ns = self._now_ns()
             try:
                 async for chunk in self._client.generate(request, model=self._model, timeout_s=self._timeout_s):
-                    self._note(record, chunk)
+                    self.server_down.note_answer()
+                    record.add_chunk(chunk, from_ns=self._start_ns)
                     answer += chunk.text
-                record.end, record.reason = DONE, None
+                record.end, record.error, record.reason = DONE, "", None
                 self.server_down.note_answer()
             except ServingError as exc:
-                self._note_failure(exc, record)
+                record.fail(exc)
+                if record.reason in UNANSWERED:
+                    self.server_down.note_loss(time.monotonic_ns())
+                else:
+                    self.server_down.note_answer()
                 if await self._may_retry(exc, record):
                     continue
-                record.end, record.error = exc.code, exc.message[:_ERROR_LENGTH]
             record.end_ns = self._now_ns()
             return answer
 
@@ -107,21 +99,6 @@ class Sender:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), seconds)
         return self.stop.is_set()
-
-    def _note(self, record: LoadRecord, chunk: GenerateChunk) -> None:
-        self.server_down.note_answer()
-        record.times_ns.append(chunk.received_ns - self._start_ns)
-        record.tokens.append(chunk.num_output_tokens or 0)
-        if record.input_tokens is None:
-            record.input_tokens = chunk.num_input_tokens
-        record.finish_reason = chunk.finish_reason or record.finish_reason
-
-    def _note_failure(self, exc: ServingError, record: LoadRecord) -> None:
-        record.reason = reason_of(exc)
-        if record.reason in UNANSWERED:
-            self.server_down.note_loss(time.monotonic_ns())
-        else:
-            self.server_down.note_answer()
 
     async def _may_retry(self, exc: ServingError, record: LoadRecord) -> bool:
         if not isinstance(exc, Unavailable) or record.times_ns or record.num_attempts > self._num_retries:

@@ -3,12 +3,10 @@
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from clients.latency import RequestRecord
 from clients.load_report.document import Document
-from clients.load_report.labels import place
-from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
+from clients.load_report.run_figures import LATENCIES, RunFigures, pooled, values_of
 from clients.load_report.server_figures import Timeline
 from clients.load_run.run_folder import Run
 from trireme.base.errors import SpecError
@@ -20,17 +18,17 @@ _BINS = 40
 _STYLES = {True: ("open loop", "o-", "s--"), False: ("closed loop", "^-", "v--")}  # by `RunInfo.is_open`
 
 
-class Chart:
+class Chart(NamedTuple):
     """A picture, and its content in words for readers who cannot see it."""
 
-    def __init__(self, svg: str, text: str) -> None:
-        self.svg, self.text = svg, text
+    svg: str
+    text: str
 
 
 def histograms(run: Run, figures: RunFigures) -> Chart | None:
     """Draw how frequent each latency is; the last bar holds all above the 99.5th percentile, and says so."""
     done = [record for record in run.records if record.is_done and figures.window.holds(record.due_ns)]
-    found = {name: _pooled(done, metric) for name, metric in LATENCIES.items()}
+    found = {name: pooled(done, metric) for name, metric in LATENCIES.items()}
     shown = {name: values for name, values in found.items() if values}
     if not shown:
         return None
@@ -69,7 +67,6 @@ def _beyond(values: Sequence[float], limit: float) -> str:
 
 def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Chart:
     """Draw TTFT of each request and tokens a second, with the server's batch, queue and KV cache below them."""
-    server = [(title, lines[title]) for title in lines]
 
     def draw(axes: Sequence[Any]) -> None:
         firsts = [
@@ -88,7 +85,7 @@ def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Char
                 tokens[min(60, int(at_ns / 1e9 / width))] += count / width
         axes[1].step([width * number for number in range(61)], tokens, where="post", color="black")
         axes[1].set_title("output tokens/s")
-        for axis, (title, line) in zip(axes[2:], server, strict=False):
+        for axis, (title, line) in zip(axes[2:], lines.items(), strict=False):
             axis.plot(line.seconds, line.values, color="black", linewidth=1)
             axis.set_title(title)
         for axis in axes:
@@ -100,14 +97,14 @@ def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Char
             axis.set_xlim(0, seconds)
             axis.set_ylim(bottom=0)
 
-    text = f"Over the run: TTFT of each request, output tokens a second{''.join(f', {title}' for title, _ in server)}"
-    return Chart(_svg(draw, count=2 + len(server)), f"{text}; the measured part is hatched")
+    text = f"Over the run: TTFT of each request, output tokens a second{''.join(f', {title}' for title in lines)}"
+    return Chart(_svg(draw, count=2 + len(lines)), f"{text}; the measured part is hatched")
 
 
 def load_curve(document: Document) -> Chart | None:
-    """Draw throughput against latency, a mark for each run and a line for each kind of loop.
+    """Draw throughput against latency, a numbered mark for each run and a line for each kind of loop.
 
-    None: there are fewer than two runs.
+    The text below says whose number is whose. None: there are fewer than two runs.
     """
     shown = [part for part in document.runs if "ttft" in part.figures.latencies]
     if len(shown) < 2:
@@ -131,35 +128,22 @@ def load_curve(document: Document) -> Chart | None:
                     axis.plot(xs, ys, style, color="black", fillstyle="none", label=f"p{percent}, {kind}", linewidth=1)
             axis.set_title(f"{_TITLES[name]}, ms")
             axis.set_xlabel("output tokens/s")
-            axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a name above the highest point
+            axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a number above the highest point
             axis.legend(fontsize="x-small")
-        axes[0].figure.draw_without_rendering()  # from here on it is known where the marks are
-        for axis, name in zip(axes, metrics, strict=True):
-            _name_marks(axis, [part.figures for part in shown if name in part.figures.latencies], name, document.knee)
+            for number, part in enumerate(shown, start=1):
+                if name in part.figures.latencies:
+                    at = part.figures.output_tokens.per_s, part.figures.latencies[name].percentiles["50"]
+                    weight = "bold" if part.figures.name == document.knee else "normal"
+                    axis.annotate(
+                        str(number), at, fontsize="x-small", xytext=(3, 3), textcoords="offset points", weight=weight
+                    )
 
+    names = ", ".join(f"{number} {part.figures.name}" for number, part in enumerate(shown, start=1))
     knee = f"; the knee is {document.knee}" if document.knee else ""
     loops = " and ".join(_STYLES[is_open][0] for is_open in kinds)
-    return Chart(_svg(draw, count=len(metrics)), f"Latency against throughput of {len(shown)} runs, {loops}{knee}")
-
-
-def _name_marks(axis: Any, runs: Sequence[RunFigures], name: str, knee: str | None) -> None:
-    points = [(figures.output_tokens.per_s, figures.latencies[name].percentiles["50"]) for figures in runs]
-    scale = 72 / axis.figure.dpi
-    box = axis.get_window_extent()
-    marks = [((x - box.x0) * scale, (y - box.y0) * scale) for x, y in map(axis.transData.transform, points)]
-    names = [f"{figures.name}{' (knee)' if figures.name == knee else ''}" for figures in runs]
-    for label in place(marks, names, width=box.width * scale, height=box.height * scale):
-        x, y = marks[label.number]
-        is_knee = runs[label.number].name == knee
-        axis.annotate(
-            label.text, points[label.number], fontsize="x-small", xytext=(label.left - x, label.bottom - y),
-            textcoords="offset points", weight="bold" if is_knee else "normal", in_layout=False,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "0.5"},
-        )  # fmt: skip
-
-
-def _pooled(records: Sequence[Any], metric: Callable[[RequestRecord], float | list[float]]) -> list[float]:
-    return [value for values in values_of(records, metric) for value in values]
+    return Chart(
+        _svg(draw, count=len(metrics)), f"Latency against throughput of {len(shown)} runs, {loops}: {names}{knee}"
+    )
 
 
 def _svg(draw: Callable[[Sequence[Any]], None], *, count: int) -> str:

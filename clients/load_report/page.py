@@ -3,24 +3,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jinja2
 
 from clients.load_report import tables
 from clients.load_report.charts import Chart, histograms, load_curve, over_time
-from clients.load_report.document import Document, RunPart
+from clients.load_report.document import Document
 from clients.load_report.tables import Table
 from clients.load_run.run_folder import Run
 
 _TEMPLATE = "page.html.j2"
-
-
-class RunCharts(NamedTuple):
-    """The charts of one run; None: there is nothing to draw."""
-
-    histograms: Chart | None
-    over_time: Chart | None
 
 
 def html_page(document: Document, runs: Sequence[Run], *, has_plots: bool) -> str:
@@ -32,17 +24,14 @@ def html_page(document: Document, runs: Sequence[Run], *, has_plots: bool) -> st
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    charts = [_charts(run, part) if has_plots else RunCharts(None, None) for run, part in _pairs(runs, document)]
+    charts: list[tuple[Chart | None, ...]] = [()] * len(runs)
+    if has_plots:
+        charts = [
+            (histograms(run, part.figures), over_time(run, part.figures, part.timelines))
+            for run, part in zip(runs, document.runs, strict=True)
+        ]
     curve = load_curve(document) if has_plots else None
     return environment.get_template(_TEMPLATE).render(document=document, tables=tables, charts=charts, curve=curve)
-
-
-def _pairs(runs: Sequence[Run], document: Document) -> list[tuple[Run, RunPart]]:
-    return list(zip(runs, document.runs, strict=True))
-
-
-def _charts(run: Run, part: RunPart) -> RunCharts:
-    return RunCharts(histograms(run, part.figures), over_time(run, part.figures, part.timelines))
 
 
 def markdown_page(document: Document) -> str:

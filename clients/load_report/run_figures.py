@@ -148,6 +148,11 @@ def values_of(
     return values
 
 
+def pooled(records: Sequence[LoadRecord], metric: Callable[[RequestRecord], float | list[float]]) -> list[float]:
+    """Return the values of all requests together, in order."""
+    return [value for values in values_of(records, metric) for value in values]
+
+
 def _progress(record: LoadRecord) -> list[tuple[int, float]]:
     """Return when which share of a request was done.
 

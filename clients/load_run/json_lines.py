@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from trireme.base.durable_files import write_atomically
 from trireme.base.errors import ServingError, SpecError
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ class LinesFile:
         try:
             self._file = path.open("wb", buffering=0)
         except OSError as exc:
-            raise cannot_write(path, exc) from exc
+            raise _cannot_write(path, exc) from exc
 
     def __enter__(self) -> Self:
         return self
@@ -39,10 +40,23 @@ class LinesFile:
             while left:  # a full disk takes a part first
                 left = left[self._file.write(left) :]
         except OSError as exc:
-            raise cannot_write(self._path, exc) from exc
+            raise _cannot_write(self._path, exc) from exc
 
 
-def cannot_write(path: Path, exc: OSError) -> ServingError:
+def write_json(path: Path, item: msgspec.Struct) -> None:
+    """Write one item to a file of its own, with its folder.
+
+    Raises:
+        ServingError: the file cannot be written; the one before stays.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(item), indent=1).decode() + "\n")
+    except OSError as exc:
+        raise _cannot_write(path, exc) from exc
+
+
+def _cannot_write(path: Path, exc: OSError) -> ServingError:
     """Return the error of a file that cannot be written, with what to do about it."""
     return ServingError(
         f"{path} cannot be written: {exc.strerror or exc}; what is in the folder is kept; make room, or name another "

@@ -5,12 +5,14 @@ from itertools import pairwise
 
 import msgspec
 
+from clients.infer_messages import GenerateChunk
 from clients.latency import Arrival, RequestRecord
 from trireme.base.errors import ServingError
 
 DONE = "done"
 REFUSED = "UNAVAILABLE"  # the code of a refusal, and of what follows
 UNANSWERED = frozenset({"unreachable", "connection_lost"})  # reasons: nobody was there, or not to the end
+_ERROR_LENGTH = 200  # characters of an error's text that are kept
 _LOST = UNANSWERED | {"silent"}  # reasons that the client gives itself: the server said nothing
 
 
@@ -69,6 +71,20 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         """Return how much later than due the request was sent; 0 if it was sent more than once."""
         return self.sent_ns - self.due_ns if self.num_attempts == 1 else 0
 
+    def add_chunk(self, chunk: GenerateChunk, *, from_ns: int = 0) -> None:
+        """Note a chunk of the answer. Args: `from_ns`: start of the run, on the clock of the chunk's time."""
+        self.times_ns.append(chunk.received_ns - from_ns)
+        self.tokens.append(chunk.num_output_tokens or 0)
+        if self.input_tokens is None:
+            self.input_tokens = chunk.num_input_tokens
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+
+    def fail(self, exc: ServingError) -> None:
+        """Note the error that the request ended with."""
+        reason = exc.facts.get("reason")
+        self.end, self.error = exc.code, exc.message[:_ERROR_LENGTH]
+        self.reason = None if reason is None else str(reason)
+
     def shift(self, by_ns: int) -> None:
         """Count its times from another moment."""
         self.due_ns += by_ns
@@ -79,12 +95,6 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     def latencies(self) -> RequestRecord:
         """Return the times for `clients.latency`: from when the request was due, whatever made it late."""
         return RequestRecord(self.due_ns, tuple(map(Arrival, self.times_ns, self.tokens)))
-
-
-def reason_of(exc: ServingError) -> str | None:
-    """Return the reason of an error for a record."""
-    reason = exc.facts.get("reason")
-    return None if reason is None else str(reason)
 
 
 class Unended(msgspec.Struct, frozen=True, kw_only=True):

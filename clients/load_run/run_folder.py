@@ -17,13 +17,13 @@ import msgspec
 import psutil
 
 from clients.load_run.cpu_sample import CpuSample
-from clients.load_run.json_lines import Lines, LinesFile, cannot_write, read_lines
+from clients.load_run.json_lines import Lines, LinesFile, read_lines, write_json
 from clients.load_run.load_record import LoadRecord, Unended, check_record
 from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import SpecError
 
 _INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"
-_PACKAGES = ("trireme", "tritonclient", "grpcio", "msgspec", "numpy")
+_PACKAGES = ("trireme", "openvino-genai", "tokenizers", "tritonclient", "grpcio", "msgspec", "numpy")
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -97,10 +97,6 @@ class RunFiles:
 
     def __init__(self, path: Path, info: RunInfo) -> None:
         self._path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise cannot_write(path, exc) from exc
         self.end(msgspec.structs.replace(info, was_interrupted=True))
         self._files = contextlib.ExitStack()
         self._records = self._files.enter_context(LinesFile(path / _RECORDS))
@@ -119,12 +115,7 @@ class RunFiles:
 
     def end(self, info: RunInfo) -> None:
         """Write the final description of the run."""
-        whole, part = self._path / _INFO, self._path / f"{_INFO}.part"
-        try:
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
-            part.replace(whole)  # the one before stays where this one does not fit
-        except OSError as exc:
-            raise cannot_write(whole, exc) from exc
+        write_json(self._path / _INFO, info)
 
 
 def write_run(path: Path, info: RunInfo, records: Sequence[LoadRecord], samples: Sequence[ServerSample]) -> None:
@@ -179,7 +170,7 @@ def environment() -> dict[str, Any]:
     """Return the machine and the versions of the client; the server may share the machine."""
     return {
         "machine": platform.machine(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": round(os.getloadavg()[0], 2),
@@ -202,7 +193,8 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the processor's name, as Linux tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -11,28 +11,13 @@ from rich.console import Console
 
 from clients.access import Access
 from clients.access_options import with_access
+from clients.load import load_arguments as options
 from clients.load.capacity.capacity_found import FILE, Capacity
 from clients.load.capacity.capacity_trials import LEAST_REQUESTS, LEAST_ROUNDS, Bench
-from clients.load.load_arguments import (
-    IslOption,
-    JsonOption,
-    MetricsOption,
-    ModelOption,
-    OslOption,
-    SeedOption,
-    TokenizerOption,
-    UrlOption,
-    WorkloadOption,
-    chosen_workload,
-    metrics_url,
-    with_lengths,
-    workload_data,
-)
 from clients.load.load_options import MOST_PLANNED, Load
-from clients.load_report.document import document_of
-from clients.load_report.page import html_page
-from clients.load_report.slo import Target, parse_targets
-from clients.load_run.run_folder import Run, refuse_used
+from clients.load_report.bench_report_command import report
+from clients.load_report.slo import parse_targets
+from clients.load_run.run_folder import refuse_used
 from trireme.base.errors import RequestError, SpecError
 from trireme.base.extras import how_to_install
 
@@ -45,11 +30,11 @@ def capacity(
     *,
     out: Annotated[Path, typer.Option(help="Folder for every run, capacity.json and report.html.")],
     slo: Annotated[str, typer.Option(help="Targets in ms: ttft_p99=500,tpot_p99=50,e2e_p95=10000.")],
-    url: UrlOption = "localhost:8001",
-    model: ModelOption = "ensemble",
-    workload: WorkloadOption = None,
-    isl: IslOption = None,
-    osl: OslOption = None,
+    url: options.UrlOption = "localhost:8001",
+    model: options.ModelOption = "ensemble",
+    workload: options.WorkloadOption = None,
+    isl: options.IslOption = None,
+    osl: options.OslOption = None,
     arrivals: Annotated[str, typer.Option(help="constant, poisson, gamma, bursty or diurnal.")] = "poisson",
     start: Annotated[float, typer.Option(help="First rate that is tried, in requests a second.")] = 1.0,
     trial: Annotated[
@@ -66,10 +51,10 @@ def capacity(
         bool, typer.Option("--without-users", help="Search for the rate alone, not for users, too.")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of the client.")] = 1,
-    tokenizer: TokenizerOption = None,
-    seed: SeedOption = 1,
-    metrics: MetricsOption = None,
-    is_json: JsonOption = False,
+    tokenizer: options.TokenizerOption = None,
+    seed: options.SeedOption = 1,
+    metrics: options.MetricsOption = None,
+    is_json: options.JsonOption = False,
     access: Access,
 ) -> None:
     """Find the highest rate and the most users that hold targets, and see how the server degrades beyond.
@@ -104,25 +89,20 @@ def capacity(
         )
     load = Load(
         url=url, access=access, model=model,
-        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=start,
+        workload=options.chosen_workload(workload, isl=isl, osl=osl), rate_per_s=start,
         arrivals=arrivals, duration_s=trial, num_processes=processes, seed=seed,
     )  # fmt: skip
     if load.spec().kind == "trace":
         raise RequestError("a trace has one rate; search with another workload", field="workload")
-    load.check()
-    bench = Bench(
-        with_lengths(load, tokenizer),
-        targets,
-        out,
-        max_error_share=max_errors,
-        metrics=metrics_url(metrics, url, access),
-    )
+    load = options.checked(load, tokenizer)
+    metrics = options.metrics_url(metrics, url, access)
+    bench = Bench(load, targets, out, max_error_share=max_errors, metrics=metrics)
     try:
         bench.search(start=start, precision=precision, has_users=not without_users)
     finally:  # also of a search that Ctrl-C or an error ended
         if bench.found.is_whole or bench.found.rate_trials:
             _show(bench.found, out, is_json=is_json)
-    kept = [FILE, *(["report.html"] if _write_report(out, bench.shown, targets) else []), "a folder for each run"]
+    kept = [FILE, *(["report.html"] if _write_report(out, bench.found) else []), "a folder for each run"]
     if not is_json:
         typer.echo(f"kept in {out}: {', '.join(kept[:-1])} and {kept[-1]}")
 
@@ -136,19 +116,19 @@ def _refuse_searched(out: Path) -> None:
         )
 
 
-def _write_report(out: Path, runs: list[Run], targets: tuple[Target, ...]) -> bool:
-    """Write the report, and return whether there is anything to report.
+def _write_report(out: Path, found: Capacity) -> bool:
+    """Write the report on the multiples of the rate, and return whether there are any.
 
     Pictures are in it where the package that draws them is installed.
     """
-    if not runs:
+    if not (runs := [out / each.run for each in found.degradation if each.run]):
         return False
     has_plots = importlib.util.find_spec("matplotlib") is not None
     if not has_plots:
         typer.echo(f"report.html has no pictures: they need matplotlib ({how_to_install('plot')})", err=True)
-    each = tuple(msgspec.structs.replace(target, percentile=None) for target in targets)
-    document = document_of(runs, title="Once, twice and three times the capacity", targets=each, num_gpus=None)
-    (out / "report.html").write_text(html_page(document, runs, has_plots=has_plots), encoding="utf-8")
+    slo = ",".join(f"{target.metric}={target.limit_ms:.9f}" for target in found.targets)
+    title = "Once, twice and three times the capacity"
+    report(runs, out=[out / "report.html"], slo=slo, title=title, no_plots=not has_plots)
     return True
 
 

@@ -8,7 +8,7 @@ import msgspec
 from clients.load.capacity.capacity_search import Trial
 from clients.load_report.latency_percentiles import Interval
 from clients.load_report.slo import Target
-from clients.load_run.json_lines import cannot_write
+from clients.load_run.json_lines import write_json
 
 FILE = "capacity.json"
 
@@ -66,14 +66,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ServingError: the file cannot be written; the one before stays.
         """
-        path = folder / FILE
-        part = path.with_suffix(".json.part")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-            part.replace(path)
-        except OSError as exc:
-            raise cannot_write(path, exc) from exc
+        write_json(folder / FILE, self)
 
 
 def over_peak(degradation: list[Degradation]) -> list[Degradation]:

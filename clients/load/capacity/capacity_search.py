@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from clients.load_report.run_figures import RunFigures, values_of
+from clients.load_report.run_figures import RunFigures, pooled
 from clients.load_report.slo import METRICS, Target
-from clients.load_run.load_record import REFUSED, LoadRecord
+from clients.load_run.load_record import REFUSED
 from clients.load_run.run_folder import Run
 from trireme.base.errors import RequestError, RequestTimeout, ServerError
 from trireme.base.sample_statistics import percentile
@@ -60,7 +60,7 @@ def judge(run: Run, figures: RunFigures, targets: tuple[Target, ...], *, max_err
     near: list[str] = []
     clear: list[str] = []
     for target in targets:
-        values = [value for one in values_of(done, METRICS[target.metric]) for value in one]
+        values = pooled(done, METRICS[target.metric])
         if not values:
             near.append(f"no request has a {target.metric}")  # what was not measured is not missed
             continue
@@ -75,43 +75,28 @@ def judge(run: Run, figures: RunFigures, targets: tuple[Target, ...], *, max_err
     return Verdict(why_not="; ".join(near + clear), is_clear=bool(clear), measured=measured)
 
 
-def refuse_failing(run: Run, *, max_error_share: float) -> None:
+def refuse_failing(run: Run, *, max_error_share: float, is_alone: bool = False) -> None:
     """Refuse a run that fails by other errors than overload's, for these come at less load, too.
+
+    Args:
+        is_alone: the run is of one user: a server too busy for one user is no overload.
 
     Raises:
         RequestError, ServerError: all requests did, or more than the share were wrong; with what the server said.
     """
-    failed = [record for record in run.records if not record.is_done and record.end not in _OF_OVERLOAD]
+    expected = set() if is_alone else _OF_OVERLOAD
+    failed = [record for record in run.records if not record.is_done and record.end not in expected]
     if not failed:
         return
-    end, error = _most_frequent(failed)
+    [(end, _)] = Counter(record.end for record in failed).most_common(1)
     share = len(failed) / len(run.records)
     is_wrong = end == RequestError.code
     if share == 1 or (is_wrong and share > max_error_share):
+        error = next(record.error for record in failed if record.end == end)
         raise (RequestError if is_wrong else ServerError)(
             f"{len(failed)} of {len(run.records)} requests of the run {run.name!r} failed as they would at any load; "
-            f"{end}: {error}"
+            f"{end}: {error}" + ("; is the server ready, and without other load?" if is_alone else "")
         )
-
-
-def refuse_unanswered(run: Run) -> None:
-    """Refuse a run of one user alone without an answer: a server too busy for one user is no overload.
-
-    Raises:
-        ServerError: no request ended well; with what the server said.
-    """
-    if not any(record.is_done for record in run.records):
-        end, error = _most_frequent(run.records)
-        raise ServerError(
-            f"none of {len(run.records)} requests of one user who was alone ended well; {end}: {error}; is the server "
-            "ready, and without other load?"
-        )
-
-
-def _most_frequent(failed: list[LoadRecord]) -> tuple[str, str]:
-    """Return the end that most of the requests had, and the error text of the first of them."""
-    [(end, _)] = Counter(record.end for record in failed).most_common(1)
-    return end, next(record.error for record in failed if record.end == end)
 
 
 def best_of_three(once: Callable[[int], Trial]) -> Trial:

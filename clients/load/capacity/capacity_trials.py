@@ -18,12 +18,11 @@ from clients.load.capacity.capacity_search import (
     highest,
     judge,
     refuse_failing,
-    refuse_unanswered,
     search,
 )
-from clients.load.commands.run_command import ServerGone, put_on, warm_up
 from clients.load.load_options import Load
-from clients.load_report.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of, values_of
+from clients.load.run_command import ServerGone, put_on, warm_up
+from clients.load_report.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of, pooled
 from clients.load_report.slo import Target
 from clients.load_run.run_folder import Run
 from trireme.base.errors import ServerError, Unavailable
@@ -41,7 +40,6 @@ class Bench:
 
     Attributes:
         found: so far; it is in `out` after every trial, for a search may end at any moment.
-        shown: runs for the report.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class Bench:
         self._num_runs = 0
         self._round_s = 0.0  # what a request of a user takes, as far as it is known
         self.found = Capacity(targets=targets)
-        self.shown: list[Run] = []
 
     def search(self, *, start: float, precision: float, has_users: bool) -> Capacity:
         """Run the whole search.
@@ -89,8 +86,7 @@ class Bench:
             self._load, rate_per_s=None, num_users=1, num_processes=1, duration_s=None, num_requests=_NUM_ALONE
         )
         run, figures = self._run(load, "alone")
-        refuse_failing(run, max_error_share=1.0)
-        refuse_unanswered(run)
+        refuse_failing(run, max_error_share=1.0, is_alone=True)
         targets = tuple(
             msgspec.structs.replace(target, percentile=min(50.0, target.percentile or 50.0)) for target in self._targets
         )
@@ -148,8 +144,7 @@ class Bench:
         return best_of_three(once)
 
     def _note_round(self, run: Run) -> None:
-        e2es_ms = [one for values in values_of([one for one in run.records if one.is_done], e2e_ms) for one in values]
-        if e2es_ms:
+        if e2es_ms := pooled([record for record in run.records if record.is_done], e2e_ms):
             self._round_s = max(self._round_s, statistics.median(e2es_ms) / 1e3)
 
     def _degrade(self, rate_per_s: float) -> None:
@@ -167,7 +162,6 @@ class Bench:
         except Unavailable as exc:  # it has not come back
             self._console.print(f"{factor:g}x: {exc.message}", markup=False)
             return Degradation(factor=factor, rate_per_s=factor * rate_per_s, why_not=exc.message)
-        self.shown.append(run)
         verdict = judge(run, plain, self._targets, max_error_share=self._max_error_share)
         figures = figures_of(
             run, targets=tuple(msgspec.structs.replace(target, percentile=None) for target in self._targets)

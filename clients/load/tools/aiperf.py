@@ -18,37 +18,19 @@ import typer
 
 from clients.access import Access, is_grpc_url
 from clients.access_options import with_access
-from clients.load.load_arguments import (
-    IslOption,
-    JsonOption,
-    MetricsOption,
-    ModelOption,
-    OslOption,
-    OutOption,
-    SeedOption,
-    WorkloadOption,
-    chosen_workload,
-    metrics_url,
-    refuse_access,
-    refuse_what_only_ours_plays,
-    with_lengths,
-    workload_data,
-)
+from clients.load import load_arguments as options
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
 from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import completion_body, completions_url, is_openai_url, refuse_unknown
-from clients.load.run_origin import Origin
+from clients.load.run_origin import run_info
 from clients.load.tools.aiperf_records import records_of
-from clients.load.tools.tool_run import find_tool, from_first_request, run_tool
+from clients.load.tools.genai_perf import said_figures
+from clients.load.tools.tool_run import find_tool, keep_run, run_tool
 from clients.load_report.summary import print_summary
-from clients.load_run.run_folder import Run, refuse_used, write_run
-from trireme.base.errors import RequestError, ServerError, SpecError
+from clients.load_run.run_folder import Run, refuse_used
+from trireme.base.errors import RequestError, ServerError
 
-_SHOWN = (
-    "time_to_first_token", "inter_token_latency", "request_latency", "output_token_throughput", "request_throughput",
-    "output_sequence_length",
-)  # fmt: skip
 # Source: aiperf's src/aiperf/transports/http_defaults.py: of TLS it has only whether certificates are checked, by
 # Python's defaults, which SSL_CERT_FILE changes; and docs of its command line: a key is its --api-key.
 _NO_PLACE_FOR = {
@@ -68,25 +50,25 @@ _TEXT, _TOKENS = "@text@", "@max_tokens@"
 @with_access
 def aiperf(
     *,
-    out: OutOption,
+    out: options.OutOption,
     tokenizer: Annotated[Path, typer.Option(help="Folder of the model's tokenizer: prompts have exact lengths by it.")],
     url: Annotated[
         str,
         typer.Option(help="host:port of Triton's HTTP endpoint, or http://HOST:PORT/v1 of an OpenAI-compatible one."),
     ] = "localhost:8000",
-    model: ModelOption = "ensemble",
-    rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
+    model: options.ModelOption = "ensemble",
+    rate: options.RateOption = None,
+    concurrency: options.ConcurrencyOption = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 100,
-    workload: WorkloadOption = None,
-    isl: IslOption = None,
-    osl: OslOption = None,
-    arrivals: Annotated[str, typer.Option(help="With --rate: poisson or constant.")] = "poisson",
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = 8,
-    seed: SeedOption = 1,
-    metrics: MetricsOption = None,
-    binary: Annotated[Path | None, typer.Option(help="Path of aiperf.", show_default="in .tools, or on PATH")] = None,
-    is_json: JsonOption = False,
+    workload: options.WorkloadOption = None,
+    isl: options.IslOption = None,
+    osl: options.OslOption = None,
+    arrivals: options.ArrivalsOption = "poisson",
+    warmup: options.WarmupOption = 8,
+    seed: options.SeedOption = 1,
+    metrics: options.MetricsOption = None,
+    binary: options.BinaryOption = None,
+    is_json: options.JsonOption = False,
     access: Access,
 ) -> None:
     """Put a load on a running server with NVIDIA's aiperf, over HTTP, and keep every request of it.
@@ -100,7 +82,7 @@ def aiperf(
       trireme bench aiperf --url http://localhost:8080/v1 --model mine --rate 5 --tokenizer /models/mine --out runs/a
     """
     refuse_used(out)
-    refuse_access(access, "aiperf", fields=_NO_PLACE_FOR)
+    options.refuse_access(access, "aiperf", fields=_NO_PLACE_FOR)
     if is_grpc_url(url) and "://" in url:
         raise RequestError(
             f"aiperf asks over HTTP: --url is host:port of Triton's HTTP endpoint, or http://HOST:PORT/v1, got {url!r}",
@@ -113,37 +95,33 @@ def aiperf(
         given=binary,
         how="`scripts/bootstrap.py --only aiperf` in a checkout installs it",
     )
-    if not tokenizer.is_dir():
-        raise SpecError(f"{tokenizer} is no folder; --tokenizer names one with a tokenizer.json", field="tokenizer")
+    tokenizer = options.tokenizer_folder(tokenizer)
     load = Load(
         url=url, access=access, model=model,
-        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
+        workload=options.chosen_workload(workload, isl=isl, osl=osl), rate_per_s=rate,
         num_users=concurrency, arrivals=arrivals, num_requests=requests, seed=seed,
     )  # fmt: skip
-    refuse_what_only_ours_plays(load, "aiperf")
-    load.check()
-    run = measure(
-        with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url, access),
-        tokenizer=tokenizer.resolve(),
-    )  # fmt: skip
+    options.refuse_what_only_ours_plays(load, "aiperf")
+    load = options.checked(load, tokenizer)
+    run = measure(load, out, program, warmup=warmup, metrics=options.metrics_url(metrics, url, access))
     print_summary(run, is_json=is_json)
 
 
-def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None, tokenizer: Path) -> Run:
+def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None) -> Run:
     """Run aiperf and write the run's folder.
 
     Raises:
         ServerError: it failed.
         RequestError: the workload has what aiperf cannot be told.
     """
-    origin = Origin.here()
+    info = run_info(load, tool="aiperf", warmup=warmup)
     warm = msgspec.structs.replace(load, num_requests=warmup, seed=load.seed + 1_000_003)
     plan = [*warm.plan(), *load.plan()]  # it takes the rows in this order
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
         (folder / "input.jsonl").write_text("".join(_row(session) for session in plan))
         (folder / "template.json").write_text(_template(load, plan[-1]))
-        command = [str(program), *_options(load, folder, warmup=warmup, tokenizer=tokenizer)]
+        command = [str(program), *_options(load, folder, warmup=warmup)]
         trusted = {"SSL_CERT_FILE": load.access.ca_file} if load.access.ca_file else {}
         found = run_tool(
             command, cwd=folder, env={"COLUMNS": "200", **trusted}, metrics=metrics, access=load.access, what="aiperf"
@@ -152,12 +130,11 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
             folder / "artifacts" / "profile_export_raw.jsonl", found.start_epoch_ns,
             is_openai=is_openai_url(load.url), is_open=load.is_open,
         )  # fmt: skip
-        said = _figures(folder / "artifacts" / "profile_export_aiperf.json", found.output)
-    found = from_first_request(found, records)
-    info = origin.info(load, tool=f"aiperf {said.pop('version')}", started=shlex.join(command), warmup=warmup)
-    info.cpu, info.metrics_failure, info.tool_says, info.note = found.cpu, found.metrics_failure, said, _NOTE
-    write_run(out, info, records, found.samples)
-    return Run(path=out, info=info, records=records, samples=found.samples)
+        said = _said(folder / "artifacts" / "profile_export_aiperf.json", found.output)
+    info.tool += f" {said.get('aiperf_version', '?')}"
+    info.commands.append(shlex.join(command))
+    info.tool_says, info.note = said_figures(said), _NOTE
+    return keep_run(out, info, found, records)
 
 
 def _row(session: Session) -> str:
@@ -180,7 +157,7 @@ def _template(load: Load, session: Session) -> str:
     return json.dumps(body).replace(f'"{_TEXT}"', "{{ text|tojson }}").replace(f'"{_TOKENS}"', "{{ max_tokens }}")
 
 
-def _options(load: Load, folder: Path, *, warmup: int, tokenizer: Path) -> list[str]:
+def _options(load: Load, folder: Path, *, warmup: int) -> list[str]:
     if is_openai_url(load.url):
         parts = urlsplit(completions_url(load.url))
         base, path, field = f"{parts.scheme}://{parts.netloc}", parts.path, "choices[0].text"
@@ -196,7 +173,7 @@ def _options(load: Load, folder: Path, *, warmup: int, tokenizer: Path) -> list[
     return [
         "profile", "-m", load.model, "--url", base, "--endpoint-type", "template", "--endpoint", path, "--streaming",
         "--extra-inputs", f"payload_template:{folder / 'template.json'}", "--extra-inputs", f"response_field:{field}",
-        "--tokenizer", str(tokenizer), "--input-file", "input.jsonl", "--custom-dataset-type", "single_turn",
+        "--tokenizer", str(load.tokenizer_dir), "--input-file", "input.jsonl", "--custom-dataset-type", "single_turn",
         "--dataset-sampling-strategy", "sequential", "--request-count", str(load.num_requests),
         *(["--warmup-request-count", str(warmup)] if warmup else []), "--random-seed", str(load.seed),
         "--export-level", "raw", "--artifact-dir", "artifacts", "--ui", "none", "--no-gpu-telemetry",
@@ -204,15 +181,9 @@ def _options(load: Load, folder: Path, *, warmup: int, tokenizer: Path) -> list[
     ]  # fmt: skip
 
 
-def _figures(path: Path, output: str) -> dict[str, str]:
-    """Return means and percentiles as aiperf computes them, where it has them, and its version."""
+def _said(path: Path, output: str) -> dict[str, Any]:
     try:
         said: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
         raise ServerError(f"aiperf left no figures; it said: {output[-800:]}") from exc
-    found = {"version": str(said.get("aiperf_version", "?"))}
-    for name in _SHOWN:
-        if isinstance(value := said.get(name), dict):
-            shown = [f"{key} {value[key]:.2f}" for key in ("avg", "p50", "p99") if key in value]
-            found[name] = f"{', '.join(shown)} {value.get('unit', '')}".strip()
-    return found
+    return said

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from clients.error_tokens import parse_error
+from clients.infer_messages import GenerateChunk
 from clients.load.openai.openai_errors import http_error
 from clients.load.openai.openai_stream import CompletionStream
-from clients.load_run.load_record import DONE, LoadRecord, reason_of
+from clients.load_run.load_record import DONE, LoadRecord
 from trireme.base.errors import ServerError, ServingError
 
 
@@ -86,31 +87,28 @@ def _record(raw: _Raw, start_epoch_ns: int, *, is_openai: bool, is_open: bool) -
     offset_ns = sent_ns - raw.start_perf_ns
     events = ((response.perf_ns + offset_ns, packet) for response in raw.responses for packet in response.packets)
     try:
-        (_note_openai if is_openai else _note_triton)(record, events)
+        for chunk in (_openai_chunks if is_openai else _triton_chunks)(events):
+            record.add_chunk(chunk)
         if raw.error is not None:
             raise http_error(raw.error.code or 500, raw.error.message.encode())
         record.end = DONE
     except ServingError as exc:
-        record.end, record.error, record.reason = exc.code, exc.message, reason_of(exc)
+        record.fail(exc)
     return record
 
 
-def _note_openai(record: LoadRecord, events: Iterator[tuple[int, _Packet]]) -> None:
+def _openai_chunks(events: Iterator[tuple[int, _Packet]]) -> Iterator[GenerateChunk]:
     stream = CompletionStream()
-
-    def note(chunks: Any) -> None:
-        for chunk in chunks:
-            _note(record, chunk.received_ns, chunk.num_output_tokens or 0, chunk.num_input_tokens)
-            record.finish_reason = chunk.finish_reason or record.finish_reason
-
     try:
         for at_ns, packet in events:
-            note(stream.feed(f"{packet.name}: {packet.value}\n".encode(), at_ns))
-    finally:
-        note(stream.release())
+            yield from stream.feed(f"{packet.name}: {packet.value}\n".encode(), at_ns)
+    except ServingError:
+        yield from stream.release()
+        raise
+    yield from stream.release()
 
 
-def _note_triton(record: LoadRecord, events: Iterator[tuple[int, _Packet]]) -> None:
+def _triton_chunks(events: Iterator[tuple[int, _Packet]]) -> Iterator[GenerateChunk]:
     for at_ns, packet in events:
         if packet.name != "data":
             continue
@@ -120,11 +118,7 @@ def _note_triton(record: LoadRecord, events: Iterator[tuple[int, _Packet]]) -> N
             raise ServerError(f"Triton sent an event that is none of ours: {packet.value}") from exc
         if event.error is not None:
             raise parse_error(event.error)
-        _note(record, at_ns, event.num_output_tokens, event.num_input_tokens)
-        record.finish_reason = event.finish_reason or record.finish_reason
-
-
-def _note(record: LoadRecord, at_ns: int, tokens: int, input_tokens: int | None) -> None:
-    record.times_ns.append(at_ns)
-    record.tokens.append(tokens)
-    record.input_tokens = record.input_tokens or input_tokens
+        yield GenerateChunk(
+            text="", finish_reason=event.finish_reason, num_input_tokens=event.num_input_tokens,
+            num_output_tokens=event.num_output_tokens, is_final=False, received_ns=at_ns,
+        )  # fmt: skip

@@ -15,26 +15,14 @@ import typer
 
 from clients.access import Access, grpc_endpoint
 from clients.access_options import with_access
-from clients.load.load_arguments import (
-    GrpcUrlOption,
-    JsonOption,
-    MetricsOption,
-    ModelOption,
-    OutOption,
-    SeedOption,
-    metrics_url,
-    refuse_access,
-    refuse_openai_url,
-    workload_data,
-)
+from clients.load import load_arguments as options
 from clients.load.load_options import Load
-from clients.load.run_origin import Origin
+from clients.load.run_origin import run_info
 from clients.load.tools.perf_analyzer import HOW_TO_INSTALL, NO_PLACE_FOR, PLACE, records_of, tls_options
-from clients.load.tools.tool_run import find_tool, from_first_request, run_tool
-from clients.load.workload_spec import SyntheticWorkload, constant
+from clients.load.tools.tool_run import find_tool, keep_run, run_tool
 from clients.load_report.summary import print_summary
-from clients.load_run.run_folder import Run, refuse_used, write_run
-from trireme.base.errors import ServerError, SpecError
+from clients.load_run.run_folder import refuse_used
+from trireme.base.errors import ServerError
 
 _SHOWN = (
     "time_to_first_token",
@@ -54,21 +42,19 @@ _NOTE = (
 @with_access
 def genai_perf(
     *,
-    out: OutOption,
+    out: options.OutOption,
     tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer by which genai-perf counts tokens.")],
-    url: GrpcUrlOption = "localhost:8001",
-    model: ModelOption = "ensemble",
-    rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
+    url: options.GrpcUrlOption = "localhost:8001",
+    model: options.ModelOption = "ensemble",
+    rate: options.RateOption = None,
+    concurrency: options.ConcurrencyOption = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 100,
     isl: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 64,
     osl: Annotated[int, typer.Option(min=1, help="Output tokens.")] = 64,
-    seed: SeedOption = 1,
-    metrics: MetricsOption = None,
-    binary: Annotated[
-        Path | None, typer.Option(help="Path of genai-perf.", show_default="in .tools, or on PATH")
-    ] = None,
-    is_json: JsonOption = False,
+    seed: options.SeedOption = 1,
+    metrics: options.MetricsOption = None,
+    binary: options.BinaryOption = None,
+    is_json: options.JsonOption = False,
     access: Access,
 ) -> None:
     """Put a load on a running server with NVIDIA's genai-perf and keep every request of it.
@@ -78,45 +64,36 @@ def genai_perf(
       trireme bench genai-perf --concurrency 16 --requests 100 --tokenizer /models/mine --out runs/genai-16
     """
     refuse_used(out)
-    refuse_openai_url(url, "genai-perf")
-    refuse_access(access, "genai-perf", fields=NO_PLACE_FOR)
+    options.refuse_openai_url(url, "genai-perf")
+    options.refuse_access(access, "genai-perf", fields=NO_PLACE_FOR)
     target, access = grpc_endpoint(url, access)
-    fixed = SyntheticWorkload(kind="synthetic", isl=constant(isl), osl=constant(osl))
     load = Load(
-        url=url, access=access, model=model,
-        workload=workload_data(fixed), rate_per_s=rate, num_users=concurrency,
-        num_requests=requests, seed=seed,
+        url=url, access=access, model=model, workload=options.chosen_workload(None, isl=isl, osl=osl),
+        rate_per_s=rate, num_users=concurrency, num_requests=requests, seed=seed,
     )  # fmt: skip
     load.check()
     program = find_tool("genai-perf", "genai-perf/bin/genai-perf", given=binary, how=HOW_TO_INSTALL)
     beside = find_tool("perf_analyzer", PLACE, given=None, how=HOW_TO_INSTALL).parent
-    if not tokenizer.is_dir():
-        raise SpecError(f"{tokenizer} is no folder; --tokenizer names one with a tokenizer.json", field="tokenizer")
+    metrics, tokenizer = options.metrics_url(metrics, url, access), options.tokenizer_folder(tokenizer)
     how = ["--concurrency", str(concurrency)] if concurrency is not None else ["--request-rate", f"{rate:g}"]
     command = [
         str(program), "profile", "-m", model, "--backend", "tensorrtllm", "--endpoint-type", "kserve", "--streaming",
-        "-u", target, "--tokenizer", str(tokenizer.resolve()), "--synthetic-input-tokens-mean", str(isl),
+        "-u", target, "--tokenizer", str(tokenizer), "--synthetic-input-tokens-mean", str(isl),
         "--output-tokens-mean", str(osl), "--output-tokens-mean-deterministic", "--random-seed", str(seed),
         "--request-count", str(requests), "--extra-inputs", "return_num_output_tokens:true",
         "--extra-inputs", "return_num_input_tokens:true", "--artifact-dir", "artifacts", *how,
         *(["--", *tls_options(access)] if access.uses_tls else []),  # what follows is perf_analyzer's
     ]  # fmt: skip
-    origin = Origin.here()
+    info = run_info(load, tool="genai-perf")
+    info.commands.append(shlex.join(command))
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
         env = {"PATH": f"{beside}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-        found = run_tool(
-            command, cwd=folder, env=env, metrics=metrics_url(metrics, url, access), access=access, what="genai-perf"
-        )
+        found = run_tool(command, cwd=folder, env=env, metrics=metrics, access=access, what="genai-perf")
         exported = _read(folder, "profile_export.json", found.output)
         said = _read(folder, "profile_export_genai_perf.json", found.output)
-    records = records_of(exported, found.start_epoch_ns, [])
-    found = from_first_request(found, records)
-    info = origin.info(load, tool="genai-perf", started=shlex.join(command))
-    info.cpu, info.metrics_failure, info.tool_says = found.cpu, found.metrics_failure, _figures(said)
-    info.lengths, info.note = "genai-perf's own", _NOTE
-    write_run(out, info, records, found.samples)
-    print_summary(Run(path=out, info=info, records=records, samples=found.samples), is_json=is_json)
+    info.tool_says, info.lengths, info.note = said_figures(said), "genai-perf's own", _NOTE
+    print_summary(keep_run(out, info, found, records_of(exported, found.start_epoch_ns, [])), is_json=is_json)
 
 
 def _read(folder: Path, name: str, output: str) -> dict[str, Any]:
@@ -127,8 +104,8 @@ def _read(folder: Path, name: str, output: str) -> dict[str, Any]:
     return document
 
 
-def _figures(said: dict[str, Any]) -> dict[str, str]:
-    """Return means, and percentiles where genai-perf has them."""
+def said_figures(said: dict[str, Any]) -> dict[str, str]:
+    """Return means, and percentiles where they are, of what genai-perf, or aiperf after it, says itself."""
     found = {}
     for name in _SHOWN:
         value = said.get(name)

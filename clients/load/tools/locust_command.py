@@ -14,35 +14,19 @@ import typer
 
 from clients.access import Access
 from clients.access_options import with_access
-from clients.load.commands.run_command import warm_up
-from clients.load.load_arguments import (
-    IslOption,
-    JsonOption,
-    MetricsOption,
-    ModelOption,
-    OslOption,
-    OutOption,
-    SeedOption,
-    TimeoutOption,
-    TokenizerOption,
-    UrlOption,
-    WorkloadOption,
-    chosen_workload,
-    metrics_url,
-    with_lengths,
-    workload_data,
-)
+from clients.load import load_arguments as options
 from clients.load.load_options import Load
 from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import is_openai_url
-from clients.load.run_origin import Origin
+from clients.load.run_command import warm_up
+from clients.load.run_origin import run_info
 from clients.load.tools import locust_messages
 from clients.load.tools.locust_messages import LocustFound, LocustLoad
-from clients.load.tools.tool_run import ToolRun, find_tool, from_first_request, run_tool
+from clients.load.tools.tool_run import ToolRun, find_tool, keep_run, run_tool
 from clients.load_report.summary import print_summary
 from clients.load_run.cpu_sample import CpuSample
 from clients.load_run.load_record import LoadRecord
-from clients.load_run.run_folder import Run, refuse_used, write_run
+from clients.load_run.run_folder import Run, refuse_used
 from trireme.base.errors import RequestError, ServerError
 from trireme.base.extras import how_to_install
 from trireme.base.project_files import CODE_ROOT
@@ -56,26 +40,26 @@ _STOP_S = 120  # for answers to end, once the time is over
 @with_access
 def locust(
     *,
-    out: OutOption,
+    out: options.OutOption,
     users: Annotated[int, typer.Option(min=1, help="Number of users, each of whom waits for the answer.")],
     duration: Annotated[float | None, typer.Option(help="Seconds in which requests begin.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests in all.")] = None,
-    url: UrlOption = "localhost:8001",
-    model: ModelOption = "ensemble",
-    workload: WorkloadOption = None,
-    isl: IslOption = None,
-    osl: OslOption = None,
+    url: options.UrlOption = "localhost:8001",
+    model: options.ModelOption = "ensemble",
+    workload: options.WorkloadOption = None,
+    isl: options.IslOption = None,
+    osl: options.OslOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes of Locust's that share the users.")] = 1,
     web: Annotated[
         bool, typer.Option("--web", help="Show Locust's page, and wait there for somebody to start the load.")
     ] = False,
-    timeout: TimeoutOption = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = 8,
-    tokenizer: TokenizerOption = None,
-    seed: SeedOption = 1,
-    metrics: MetricsOption = None,
-    binary: Annotated[Path | None, typer.Option(help="Path of Locust.", show_default="in .tools, or on PATH")] = None,
-    is_json: JsonOption = False,
+    timeout: options.TimeoutOption = None,
+    warmup: options.WarmupOption = 8,
+    tokenizer: options.TokenizerOption = None,
+    seed: options.SeedOption = 1,
+    metrics: options.MetricsOption = None,
+    binary: options.BinaryOption = None,
+    is_json: options.JsonOption = False,
     more: Annotated[list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="More options of Locust's.")] = None,
     access: Access,
 ) -> None:
@@ -96,19 +80,17 @@ def locust(
     program = find_tool("locust", _PLACE, given=binary, how=_HOW)
     load = Load(
         url=url, access=access, model=model,
-        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), num_users=users,
+        workload=options.chosen_workload(workload, isl=isl, osl=osl), num_users=users,
         num_requests=requests, duration_s=duration, timeout_s=timeout, num_processes=min(workers, users), seed=seed,
     )  # fmt: skip
-    load.check()
     if load.spec().kind == "trace":
         raise RequestError(
             "Locust's users wait for their answers, so they cannot play a trace; `trireme bench run` can",
             field="workload",
         )
-    load = with_lengths(load, tokenizer)
-    run = measure(
-        load, out, program, warmup=warmup, metrics=metrics_url(metrics, url, access), is_web=web, more=more or []
-    )
+    load = options.checked(load, tokenizer)
+    metrics = options.metrics_url(metrics, url, access)
+    run = measure(load, out, program, warmup=warmup, metrics=metrics, is_web=web, more=more or [])
     print_summary(run, is_json=is_json)
     if run.info.was_interrupted:
         raise KeyboardInterrupt
@@ -122,7 +104,7 @@ def measure(
     Raises:
         ServerError: it failed, or no request of it ended.
     """
-    origin = Origin.here()
+    info = run_info(load, tool=f"locust {_version(program)}", warmup=warmup)
     if warmup:
         warm_up(load, warmup)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
@@ -141,12 +123,9 @@ def measure(
             keeps_what_it_has=True,
         )  # fmt: skip
         records, found = _read(folder / "records.json", found)
-    started = " ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command)
-    info = origin.info(load, tool=f"locust {_version(program)}", started=started, warmup=warmup)
-    info.cpu, info.metrics_failure = found.cpu, found.metrics_failure
+    info.commands.append(" ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command))
     info.was_interrupted = found.was_interrupted and not is_web  # where it is how one leaves the page
-    write_run(out, info, records, found.samples)
-    return Run(path=out, info=info, records=records, samples=found.samples)
+    return keep_run(out, info, found, records)
 
 
 def _options(load: Load, *, is_web: bool) -> list[str]:
@@ -160,7 +139,7 @@ def _options(load: Load, *, is_web: bool) -> list[str]:
 
 
 def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], ToolRun]:
-    """Return Locust's records, and the run with the CPU time of its processes; times count from the first request."""
+    """Return Locust's records, and the run with the CPU time of its processes."""
     if not path.exists():
         raise ServerError(f"locust left no records; it said: {found.output[-800:]}")
     left = msgspec.json.decode(path.read_bytes(), type=LocustFound)
@@ -173,7 +152,7 @@ def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], ToolRun]:
         record.shift(-epoch_ns)
     cpu = [[CpuSample(each.at_ns - epoch_ns, each.cpu_s) for each in samples] for samples in left.cpu]
     records = sorted(left.records, key=lambda record: record.due_ns)
-    return records, from_first_request(found._replace(cpu=cpu), records)
+    return records, found._replace(cpu=cpu)
 
 
 def _version(program: Path) -> str:

@@ -12,17 +12,11 @@ LOAD_VARIABLE, RECORDS_VARIABLE = "TRIREME_LOCUST_LOAD", "TRIREME_LOCUST_RECORDS
 
 
 class LocustLoad(msgspec.Struct, frozen=True):
-    """The load that a locustfile is given."""
+    """The load that a locustfile is given, and the message of the master to its workers, which share the sessions."""
 
     load: Load
     counts_each: bool = False  # of an OpenAI-compatible server: it tells the tokens of every chunk
-
-
-class LocustShare(msgspec.Struct, frozen=True):
-    """The message of the master to its workers, which share the sessions."""
-
-    locust_load: LocustLoad
-    num_workers: int
+    num_workers: int = 1
 
 
 class LocustFound(msgspec.Struct):

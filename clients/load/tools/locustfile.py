@@ -30,10 +30,10 @@ from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING, MasterR
 
 from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
 from clients.load.load_plan import Session
-from clients.load.tools.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad, LocustShare
+from clients.load.tools.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad
 from clients.load.tools.locust_streams import OpenAIStreams, TritonStreams, open_streams
 from clients.load_run.cpu_sample import CpuSample
-from clients.load_run.load_record import DONE, LoadRecord, reason_of
+from clients.load_run.load_record import DONE, LoadRecord
 from trireme.base.errors import ServingError
 
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
@@ -48,18 +48,13 @@ class _Shared:
     """
 
     def __init__(self) -> None:
-        self.share: LocustShare | None = None  # of a worker: none before the master sent it
+        self.load: LocustLoad | None = None  # of a worker: none before the master sent it
         self.epoch_ns = time.time_ns() - time.monotonic_ns()
         self.records: list[LoadRecord] = []  # on a worker: since its last report
         self.cpu: dict[str, list[CpuSample]] = {}  # of each process that asks
         self.num_reports: Counter[str] = Counter()  # of each worker
         self.plan: Iterator[Session] = iter(())
         self.failure = ""
-
-    def locust_load(self) -> LocustLoad:
-        """Return the load that is to be asked."""
-        assert self.share is not None, "no session is asked without it"
-        return self.share.locust_load
 
     def now_ns(self) -> int:
         """Return the wall clock's time, without its jumps, in nanoseconds."""
@@ -110,12 +105,13 @@ class LoadUser(User):
         history = ""
         for number, turn in enumerate(session.turns):
             time.sleep(turn.think_s)  # gevent's
-            record = _begin(session, number)
+            now_ns = shared.now_ns()
+            record = session.record(number, due_ns=now_ns, sent_ns=now_ns)
             try:
                 history += turn.text + self._ask(session, number, history, record)
                 record.end = DONE
             except ServingError as exc:
-                record.end, record.error, record.reason = exc.code, exc.message, reason_of(exc)
+                record.fail(exc)
             shared.note(self.environment, record)
             if not record.is_done:
                 return
@@ -127,23 +123,13 @@ class LoadUser(User):
             ServingError: the request ended badly.
         """
         if self._streams is None:
-            self._streams = open_streams(shared.locust_load(), shared.now_ns)
+            assert shared.load is not None, "no session is asked without it"
+            self._streams = open_streams(shared.load, shared.now_ns)
         answer = ""
         for chunk in self._streams.generate(session.request(turn, history)):
-            record.times_ns.append(chunk.received_ns)
-            record.tokens.append(chunk.num_output_tokens or 0)
-            record.input_tokens = record.input_tokens or chunk.num_input_tokens
-            record.finish_reason = chunk.finish_reason or record.finish_reason
+            record.add_chunk(chunk)
             answer += chunk.text
         return answer
-
-
-def _begin(session: Session, turn: int) -> LoadRecord:
-    now_ns = shared.now_ns()
-    return LoadRecord(
-        session=session.index, turn=turn, due_ns=now_ns, sent_ns=now_ns, max_tokens=session.turns[turn].max_tokens,
-        priority=session.priority, tenant=session.tenant, times_ns=[], tokens=[],
-    )  # fmt: skip
 
 
 @events.init.add_listener
@@ -154,7 +140,7 @@ def _listen(environment: Environment, **_: Any) -> None:
 
 def _take_share(environment: Environment, msg: Any, **_: Any) -> None:
     del environment
-    shared.share = msgspec.json.decode(msg.data, type=LocustShare)
+    shared.load = msgspec.json.decode(msg.data, type=LocustLoad)
 
 
 @events.test_start.add_listener
@@ -170,23 +156,24 @@ def _start(environment: Environment, **_: Any) -> None:
     path = os.environ.get(LOAD_VARIABLE)
     if not path:
         raise SystemExit(f"{LOAD_VARIABLE} names no file; start this with `trireme bench locust`, or as its --worker")
-    locust_load = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
+    load = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
     shared.records, shared.cpu = [], {}  # of an earlier start, on Locust's page
     if isinstance(runner, MasterRunner):  # which asks nobody
-        runner.send_message(_SHARE, msgspec.json.encode(LocustShare(locust_load, runner.worker_count)))
+        load = msgspec.structs.replace(load, num_workers=runner.worker_count)
+        runner.send_message(_SHARE, msgspec.json.encode(load))
     else:
-        shared.share = LocustShare(locust_load, 1)
+        shared.load = load
         _plan(number=0)
     gevent.spawn(_quit_when_all_is_asked, runner)
 
 
 def _plan(*, number: int) -> None:
     """Set what this process asks: each worker its part of the sessions, by turns."""
-    if shared.share is None or number >= shared.share.num_workers:
+    if shared.load is None or number >= shared.load.num_workers:
         shared.failure = "a worker of Locust's came after the load had begun; start all workers first"
         shared.plan = iter(())
         return
-    shared.plan = itertools.islice(shared.locust_load().load.plan(), number, None, shared.share.num_workers)
+    shared.plan = itertools.islice(shared.load.load.plan(), number, None, shared.load.num_workers)
     _note_cpu()
 
 

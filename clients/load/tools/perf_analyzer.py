@@ -20,33 +20,15 @@ import typer
 from clients.access import Access, grpc_endpoint
 from clients.access_options import with_access
 from clients.infer_messages import GenerateRequest
-from clients.load.commands.run_command import warm_up
-from clients.load.load_arguments import (
-    GrpcUrlOption,
-    IslOption,
-    JsonOption,
-    MetricsOption,
-    ModelOption,
-    OslOption,
-    OutOption,
-    SeedOption,
-    TokenizerOption,
-    WorkloadOption,
-    chosen_workload,
-    metrics_url,
-    refuse_access,
-    refuse_openai_url,
-    refuse_what_only_ours_plays,
-    with_lengths,
-    workload_data,
-)
+from clients.load import load_arguments as options
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
-from clients.load.run_origin import Origin
-from clients.load.tools.tool_run import ToolRun, find_tool, from_first_request, run_tool
+from clients.load.run_command import warm_up
+from clients.load.run_origin import run_info
+from clients.load.tools.tool_run import ToolRun, find_tool, keep_run, run_tool
 from clients.load_report.summary import print_summary
 from clients.load_run.load_record import DONE, LoadRecord
-from clients.load_run.run_folder import Run, refuse_used, write_run
+from clients.load_run.run_folder import Run, refuse_used
 from trireme.base.errors import ServerError
 
 HOW_TO_INSTALL = "`make bench-tools` in a checkout installs it"
@@ -68,24 +50,22 @@ _NOTE = (
 @with_access
 def perf_analyzer(
     *,
-    out: OutOption,
-    url: GrpcUrlOption = "localhost:8001",
-    model: ModelOption = "ensemble",
-    rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Requests at a time.")] = None,
+    out: options.OutOption,
+    url: options.GrpcUrlOption = "localhost:8001",
+    model: options.ModelOption = "ensemble",
+    rate: options.RateOption = None,
+    concurrency: options.ConcurrencyOption = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all; perf_analyzer may make a few more.")] = 200,
-    workload: WorkloadOption = None,
-    isl: IslOption = None,
-    osl: OslOption = None,
-    arrivals: Annotated[str, typer.Option(help="With --rate: poisson or constant.")] = "poisson",
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = 8,
-    tokenizer: TokenizerOption = None,
-    seed: SeedOption = 1,
-    metrics: MetricsOption = None,
-    binary: Annotated[
-        Path | None, typer.Option(help="Path of perf_analyzer.", show_default="in .tools, or on PATH")
-    ] = None,
-    is_json: JsonOption = False,
+    workload: options.WorkloadOption = None,
+    isl: options.IslOption = None,
+    osl: options.OslOption = None,
+    arrivals: options.ArrivalsOption = "poisson",
+    warmup: options.WarmupOption = 8,
+    tokenizer: options.TokenizerOption = None,
+    seed: options.SeedOption = 1,
+    metrics: options.MetricsOption = None,
+    binary: options.BinaryOption = None,
+    is_json: options.JsonOption = False,
     access: Access,
 ) -> None:
     """Put a load on a running server with NVIDIA's perf_analyzer and keep every request of it.
@@ -96,17 +76,17 @@ def perf_analyzer(
       trireme bench perf-analyzer --rate 10 --requests 300 --workload chat.yaml --out runs/pa-rate-10
     """
     refuse_used(out)
-    refuse_openai_url(url, "perf_analyzer")
-    refuse_access(access, "perf_analyzer", fields=NO_PLACE_FOR)
+    options.refuse_openai_url(url, "perf_analyzer")
+    options.refuse_access(access, "perf_analyzer", fields=NO_PLACE_FOR)
     program = find_tool("perf_analyzer", PLACE, given=binary, how=HOW_TO_INSTALL)
     load = Load(
         url=url, access=access, model=model,
-        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
+        workload=options.chosen_workload(workload, isl=isl, osl=osl), rate_per_s=rate,
         num_users=concurrency, arrivals=arrivals, num_requests=requests, seed=seed,
     )  # fmt: skip
-    refuse_what_only_ours_plays(load, "perf_analyzer")
-    load.check()
-    run = measure(with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url, access))
+    options.refuse_what_only_ours_plays(load, "perf_analyzer")
+    load = options.checked(load, tokenizer)
+    run = measure(load, out, program, warmup=warmup, metrics=options.metrics_url(metrics, url, access))
     print_summary(run, is_json=is_json)
 
 
@@ -116,7 +96,7 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
     Raises:
         ServerError: it failed.
     """
-    origin = Origin.here()
+    info = run_info(load, tool="perf_analyzer", warmup=warmup)
     if warmup:
         warm_up(load, warmup)
     plan = list(load.plan())
@@ -126,14 +106,11 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         command = [str(program), *_options(load)]
         found, exported = _exported(command, folder, metrics, load.access)
     records = records_of(exported, found.start_epoch_ns, plan)
-    found = from_first_request(found, records)
     version = re.search(r"\d+\.\d+\.\d+", str(exported.get("version", "")))
-    tool = f"perf_analyzer {version[0] if version else '?'}"
-    info = origin.info(load, tool=tool, started=shlex.join(command), warmup=warmup)
-    info.cpu, info.metrics_failure, info.tool_says = found.cpu, found.metrics_failure, _said(found.output)
-    info.note = _NOTE if load.is_open else ""
-    write_run(out, info, records, found.samples)
-    return Run(path=out, info=info, records=records, samples=found.samples)
+    info.tool += f" {version[0] if version else '?'}"
+    info.commands.append(shlex.join(command))
+    info.tool_says, info.note = _said(found.output), _NOTE if load.is_open else ""
+    return keep_run(out, info, found, records)
 
 
 def _said(output: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from clients.access import NO_ACCESS, Access
 from clients.load.processes import noted_signals
 from clients.load_run.cpu_sample import CpuSample
 from clients.load_run.load_record import LoadRecord
+from clients.load_run.run_folder import Run, RunInfo, write_run
 from clients.load_run.server_samples import ServerSample, ServerWatch
 from trireme.base.errors import ServerError, SpecError
 from trireme.base.project_files import CODE_ROOT
@@ -131,16 +132,20 @@ def run_tool(
     )
 
 
-def from_first_request(found: ToolRun, records: Sequence[LoadRecord]) -> ToolRun:
-    """Count all times from the first request instead of the start of the program; the records are changed."""
+def keep_run(out: Path, info: RunInfo, found: ToolRun, records: list[LoadRecord]) -> Run:
+    """Write the folder of a tool's run, in which times count from the first request; records and `info` are changed.
+
+    Raises:
+        ServingError: it cannot be written.
+    """
     first_ns = min((record.due_ns for record in records), default=0)
     for record in records:
         record.shift(-first_ns)
-    return found._replace(
-        start_epoch_ns=found.start_epoch_ns + first_ns,
-        samples=[ServerSample(sample.at_ns - first_ns, sample.values) for sample in found.samples],
-        cpu=[[CpuSample(sample.at_ns - first_ns, sample.cpu_s) for sample in samples] for samples in found.cpu],
-    )
+    samples = [ServerSample(sample.at_ns - first_ns, sample.values) for sample in found.samples]
+    info.cpu = [[CpuSample(sample.at_ns - first_ns, sample.cpu_s) for sample in samples] for samples in found.cpu]
+    info.metrics_failure = found.metrics_failure
+    write_run(out, info, records, samples)
+    return Run(path=out, info=info, records=records, samples=samples)
 
 
 def _watch(process: "subprocess.Popen[bytes]", start_ns: int, samples: list[CpuSample], signals: Sequence[int]) -> None:

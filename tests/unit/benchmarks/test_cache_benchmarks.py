@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests and counts of the benchmarks of the KV cache, counted by hand."""
 
-from typing import cast
-
 import pytest
 
 from benchmarks.paged_memory import Load, Moment, _run, _wasted_in_blocks, _wasted_in_reserve
 from benchmarks.prefix_cache import PairMaker, _counted, _Counts
-from benchmarks.support.metrics_page import MetricsPage
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engines.providers import create_engine
@@ -33,19 +30,10 @@ def test_a_pair_shares_what_it_says_and_the_cold_prompt_shares_nothing() -> None
         asked += [earlier, cold]
 
 
-class Page:
-    """A metrics page that is a moment late: first the requests, then the engine's steps."""
-
-    def __init__(self, *pages: tuple[int, int, int]) -> None:
-        self._values = iter([value for page in pages for value in page])
-
-    def value(self, name: str, **labels: str) -> float:  # noqa: ARG002
-        return float(next(self._values))
-
-
 def test_hits_are_read_when_all_of_them_have_been_told() -> None:
+    # A page that is a moment late: first the requests, then the engine's steps.
     pages = ((10, 4, 6), (90, 20, 6), (110, 36, 70), (110, 36, 74))
-    counted = _counted(cast(MetricsPage, Page(*pages)), _Counts(10, 4, 6), _Counts(100, 32, 68))
+    counted = _counted(map(_Counts._make, pages).__next__, _Counts(10, 4, 6), _Counts(100, 32, 68))
     assert counted == _Counts(100, 32, 68)
 
 

@@ -51,6 +51,7 @@ class FakePeer:
     """Answers at a speed of its own, and notes what it is asked."""
 
     precision = "none"
+    needs: tuple[Path, ...] = ()
     version = "1"
     settings = "fake"
 
@@ -64,9 +65,6 @@ class FakePeer:
         self._token_ms = token_ms
         self._more = more
         self._tokenizer = PromptTokenizer.from_spec(TOKENIZER)
-
-    def lacks(self) -> str | None:
-        return None
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:

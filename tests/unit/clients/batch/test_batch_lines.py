@@ -10,7 +10,6 @@ from batch_files import chat, completion, write_lines
 
 from clients.batch import input_file
 from clients.batch.batch_line import custom_id_of, parse_line
-from clients.batch.chat_lines import chat_renderer
 from clients.batch.input_file import InputFile
 from clients.batch.line_error import LineError
 from clients.batch.openai_answers import answer_line, body_of, error_line
@@ -25,10 +24,7 @@ LINE = json.dumps(completion("a"))
 
 
 def asked(line: dict[str, object]) -> Asked:
-    def render(messages: list[dict[str, object]]) -> str:
-        return "|".join(f"{one['role']}:{one['content']}" for one in messages)
-
-    return requests_of(parse_line(1, json.dumps(line).encode()), base=BASE, render_chat=render, chat_tokens=99)
+    return requests_of(parse_line(1, json.dumps(line).encode()), base=BASE, chat_tokens=99)
 
 
 def request(line: dict[str, object]) -> GenerateRequest:
@@ -144,9 +140,9 @@ def test_several_prompts_are_several_requests() -> None:
     assert [one.text_input for one in asked(completion("a", prompt=["x", "y"])).requests] == ["x", "y"]
 
 
-def test_messages_are_rendered_with_their_parts_joined() -> None:
+def test_messages_are_sent_with_their_parts_joined() -> None:
     found = request(chat("a", content=[{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]))
-    assert (found.text_input, found.max_tokens) == ("user:xy", 99)
+    assert (found.messages, found.max_tokens) == ([{"role": "user", "content": "xy"}], 99)
     assert request(chat("a", max_completion_tokens=5)).max_tokens == 5
 
 
@@ -156,36 +152,6 @@ def test_a_response_format_becomes_a_guide() -> None:
     found = request(chat("a", response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}))
     assert found.guided_decoding_guide_type == "json_schema"
     assert json.loads(found.guided_decoding_guide or "") == schema
-
-
-def test_messages_go_to_the_server_as_they_are_unless_a_template_is_given() -> None:
-    line = parse_line(1, json.dumps(chat("a", content=[{"type": "text", "text": "x"}])).encode())
-    found = requests_of(line, base=BASE, render_chat=None, chat_tokens=9).requests[0]
-    assert (found.messages, found.text_input) == ([{"role": "user", "content": "x"}], BASE.text_input)
-
-
-def test_the_demo_s_own_template_renders_without_the_begin_token_that_the_server_puts_there() -> None:
-    messages: list[dict[str, object]] = [
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
-    ]  # fmt: skip
-    assert chat_renderer(DEMO)(messages) == "<|user|>a<|end|><|assistant|>b<|eos|><|user|>c<|end|><|assistant|>"
-
-
-def test_a_template_that_refuses_fails_the_line(tmp_path: Path) -> None:
-    template = tmp_path / "t.jinja"
-    template.write_text("{{ raise_exception('no system') }}")
-    with pytest.raises(LineError, match=r"body\.messages: .* no system") as refused:
-        chat_renderer(template)([])
-    assert refused.value.param == "body.messages"
-
-
-def test_a_template_that_is_missing_or_none_is_refused_at_once(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(SpecError, match="--chat-template"):
-            chat_renderer(path)
-    (tmp_path / "t.jinja").write_text("{% if %}")
-    with pytest.raises(SpecError, match="is not a template"):
-        chat_renderer(tmp_path / "t.jinja")
 
 
 def scanned(path: Path, lines: list[object]) -> InputFile:
@@ -259,7 +225,7 @@ def chunk(text: str, index: int | None = None, *, tokens: int = 2, reason: str |
 
 def test_an_answer_counts_each_prompt_once_and_every_sequence() -> None:
     line = parse_line(1, json.dumps(completion("a", prompt=["x", "y"], n=2)).encode())
-    found = requests_of(line, base=BASE, render_chat=lambda _: "", chat_tokens=1)
+    found = requests_of(line, base=BASE, chat_tokens=1)
     received = [[chunk("x1", 1), chunk("x0", 0)], [chunk("y0", 0, tokens=3), chunk("y1", 1, reason="length")]]
     body, usage = body_of(line, found, received, result_id="r", now_s=7.9, model="m")
     assert body["choices"] == [

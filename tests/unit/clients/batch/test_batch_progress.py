@@ -28,7 +28,7 @@ def words(tally: Tally, *, elapsed_s: float) -> str:
 def test_speed_and_what_is_left_are_those_of_this_run() -> None:
     tally = Tally(total=100, done=60, failed=2, resumed=40, prompt_tokens=300, completion_tokens=700, in_flight=5)
     # 20 lines in 100 s, 40 are left
-    assert words(tally, elapsed_s=100.0) == "2 failed, 5 in flight, 10 tokens/s, 3 min 20 s left"
+    assert words(tally, elapsed_s=100.0) == "2 failed, 5 in flight, 10 tokens/s, 0:03:20 left"
 
 
 def test_what_is_left_is_not_guessed_before_there_is_a_result() -> None:
@@ -38,7 +38,7 @@ def test_what_is_left_is_not_guessed_before_there_is_a_result() -> None:
 
 def test_long_times_are_told_in_hours() -> None:
     tally = Tally(total=101, done=1, failed=0, resumed=0)
-    assert words(tally, elapsed_s=60.0).endswith("1 h 40 min left")
+    assert words(tally, elapsed_s=60.0).endswith("1:40:00 left")
 
 
 def test_without_a_terminal_there_are_plain_lines(

@@ -19,9 +19,9 @@ from test_routed_client import Rollout
 
 from benchmarks.support.free_ports import free_ports
 from clients.access import Access
-from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.openai.openai_client import AsyncOpenAIClient
+from clients.load.run_command import put_on
 from clients.rollout.records.state import Phase
 from clients.rollout.routing.routed_client import RoutedClient
 from clients.streaming import GenerateRequest

@@ -16,9 +16,9 @@ from load_interrupts import interrupt, once_done
 from load_records import farthest_from_stamps
 
 from clients.latency import ttft_ms
-from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.processes import run_processes
+from clients.load.run_command import put_on
 from clients.load_report.run_figures import figures_of
 from clients.load_run.load_record import LoadRecord
 from clients.load_run.run_folder import read_run

@@ -13,9 +13,9 @@ from load_records import record, run
 
 from clients.infer_messages import GenerateChunk
 from clients.load.arrival_process import closed_loop
-from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.load_plan import Session, Turn
+from clients.load.run_command import put_on
 from clients.load.send import Sender
 from clients.load.sessions_ahead import SessionsAhead
 from clients.load.worker import num_users_of, sessions_of

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from kserve_server import DIE, HANG, KServeServer, Step, response
 
-from clients.load.commands.run_command import put_on
 from clients.load.load_options import MOST_PLANNED, Load
 from clients.load.processes import run_processes
+from clients.load.run_command import put_on
 from clients.load.server_down import ServerDown, next_pause_s
 from clients.load.worker import GIVE_UP_S
 from clients.load_run.load_record import UNANSWERED

@@ -15,10 +15,10 @@ from load_records import farthest_from_stamps
 
 from clients.infer_messages import GenerateRequest
 from clients.latency import ttft_ms
-from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.openai.openai_client import AsyncOpenAIClient
 from clients.load.processes import run_processes
+from clients.load.run_command import put_on
 from clients.load_report.run_figures import figures_of
 from trireme.base.errors import RequestCancelled, RequestError, Unavailable
 from trireme.commands import run_command

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report of runs whose figures are known: as a page that loads nothing, as Markdown, as JSON."""
 
-import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -13,9 +12,6 @@ from load_records import record, run, steady
 
 from clients.load_report.definitions import DEFINITIONS
 from clients.load_report.document import document_of
-from clients.load_report.labels import place
-from clients.load_report.run_figures import figures_of
-from clients.load_report.summary import summary_lines
 from clients.load_run.run_folder import RunInfo, write_run
 from clients.load_run.server_samples import ServerSample, read_metrics
 from trireme.commands import run_command
@@ -155,17 +151,6 @@ def test_the_browser_tells_what_a_page_loads_and_complains_of(tmp_path: Path) ->
     assert opened.measured["width"] >= 2000
 
 
-def test_names_of_near_marks_stand_beside_one_another_and_in_the_diagram() -> None:
-    marks = [(100.0, 50.0), (101.0, 51.0), (100.5, 50.5), (290.0, 140.0), (295.0, 2.0)]
-    labels = place(marks, [f"users-{number}" for number in range(4)] + ["x" * 90], width=300, height=145)
-    assert sorted(label.number for label in labels) == [0, 1, 2, 3, 4]
-    assert not any(one.meets(other) for one, other in itertools.combinations(labels, 2))
-    assert all(one.left >= 0 and one.left + one.width <= 300 and 0 <= one.bottom <= 145 - 9 for one in labels)
-    assert next(one.text for one in labels if one.number == 4).endswith("x…")
-    crowd = place([(100.0, 50.0)] * 40, ["run"] * 40, width=300, height=145)
-    assert 10 < len(crowd) < 40, "those without room are left out"
-
-
 def test_open_and_closed_loops_have_a_line_each_and_a_histogram_tells_what_is_beyond_it(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -231,7 +216,6 @@ def test_metrics_that_failed_at_once_or_half_way_are_told(num_samples: int, said
     seen = run(steady(), metrics_failure="http://here:2/metrics: timed out")
     seen.samples = [ServerSample(at * 10**8, {}) for at in range(num_samples)]
     words = f"The server's metrics are {said}: http://here:2/metrics: timed out"
-    assert words in summary_lines(seen, figures_of(seen))
     [part] = document_of([seen], title="", targets=(), num_gpus=None).runs
     assert f"{words}." in part.warnings
 

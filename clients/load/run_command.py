@@ -10,27 +10,11 @@ import typer
 
 from clients.access import Access
 from clients.access_options import with_access
-from clients.load.load_arguments import (
-    IslOption,
-    JsonOption,
-    MetricsOption,
-    ModelOption,
-    OslOption,
-    OutOption,
-    SeedOption,
-    TimeoutOption,
-    TokenizerOption,
-    UrlOption,
-    WorkloadOption,
-    chosen_workload,
-    metrics_url,
-    with_lengths,
-    workload_data,
-)
+from clients.load import load_arguments as options
 from clients.load.load_options import Load
 from clients.load.load_progress import LoadProgress
 from clients.load.processes import Outcome, run_processes
-from clients.load.run_origin import Origin
+from clients.load.run_origin import run_info
 from clients.load.worker import GIVE_UP_S
 from clients.load_report.summary import print_summary
 from clients.load_run.load_record import LoadRecord
@@ -45,9 +29,9 @@ _GONE_S = 1.0  # nobody answered for so long at the end: not a single connection
 @with_access
 def run(
     *,
-    out: OutOption,
-    url: UrlOption = "localhost:8001",
-    model: ModelOption = "ensemble",
+    out: options.OutOption,
+    url: options.UrlOption = "localhost:8001",
+    model: options.ModelOption = "ensemble",
     rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, whatever the server does.")] = None,
     concurrency: Annotated[
         int | None, typer.Option(help="Closed loop: number of users, each of whom waits for the answer.")
@@ -56,9 +40,9 @@ def run(
         int | None, typer.Option(help="Requests in all; conversations, where the workload has those.")
     ] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds in which requests begin.")] = None,
-    workload: WorkloadOption = None,
-    isl: IslOption = None,
-    osl: OslOption = None,
+    workload: options.WorkloadOption = None,
+    isl: options.IslOption = None,
+    osl: options.OslOption = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt to ask again and again; --osl is its max_tokens.")] = None,
     arrivals: Annotated[
         str, typer.Option(help="With --rate: constant, poisson, gamma, bursty or diurnal.")
@@ -73,12 +57,12 @@ def run(
     retries: Annotated[
         int, typer.Option(min=0, help="Attempts after a refusal, each after the time that the server names.")
     ] = 0,
-    timeout: TimeoutOption = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = _WARMUP,
-    tokenizer: TokenizerOption = None,
-    seed: SeedOption = 1,
-    metrics: MetricsOption = None,
-    is_json: JsonOption = False,
+    timeout: options.TimeoutOption = None,
+    warmup: options.WarmupOption = _WARMUP,
+    tokenizer: options.TokenizerOption = None,
+    seed: options.SeedOption = 1,
+    metrics: options.MetricsOption = None,
+    is_json: options.JsonOption = False,
     access: Access,
 ) -> None:
     """Put a load on a running server and keep every request of it.
@@ -101,25 +85,14 @@ def run(
     """
     refuse_used(out)
     load = Load(
-        url=url,
-        access=access,
-        model=model,
-        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl, prompt=prompt)),
-        rate_per_s=rate,
-        num_users=concurrency,
-        arrivals=arrivals,
-        burstiness=burstiness,
-        period_s=period,
-        num_requests=requests,
-        duration_s=duration,
-        timeout_s=timeout,
-        num_retries=retries,
-        num_processes=min(processes, concurrency or processes),
-        seed=seed,
-    )
-    load.check()
-    load = with_lengths(load, tokenizer)
-    found = put_on(load, out, warmup=warmup, metrics=metrics_url(metrics, url, access), is_quiet=is_json)
+        url=url, access=access, model=model,
+        workload=options.chosen_workload(workload, isl=isl, osl=osl, prompt=prompt), rate_per_s=rate,
+        num_users=concurrency, arrivals=arrivals, burstiness=burstiness, period_s=period, num_requests=requests,
+        duration_s=duration, timeout_s=timeout, num_retries=retries,
+        num_processes=min(processes, concurrency or processes), seed=seed,
+    )  # fmt: skip
+    load = options.checked(load, tokenizer)
+    found = put_on(load, out, warmup=warmup, metrics=options.metrics_url(metrics, url, access), is_quiet=is_json)
     if found.records or not found.info.was_interrupted:
         print_summary(found, is_json=is_json)
     if found.info.was_interrupted:
@@ -153,10 +126,9 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
         ServerError: a process of the client died; what had ended is kept.
         ServingError: the folder cannot be written.
     """
-    origin = Origin.here()
+    info = run_info(load, tool=f"trireme {package_version('trireme')}", warmup=warmup)
     if warmup:
         warm_up(load, warmup)
-    info = origin.info(load, tool=f"trireme {package_version('trireme')}", warmup=warmup)
     with (
         LoadProgress(load, is_quiet=is_quiet) as progress,
         _Keeper(out, info, metrics, load.access, progress) as keeper,
