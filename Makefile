@@ -88,11 +88,11 @@ aisimulate: ## Install AISimulate, NVIDIA's planner, the second estimator of tri
 planner-estimators: setup aisimulate ## Compare the planner's two estimators on the published measurements; some minutes
 	$(RUN) benchmarks.planner.planner_estimators
 
-observe: setup ## Start Prometheus and Alertmanager beside a running server until Ctrl-C (ARGS="--drill")
+observe: setup ## Start Prometheus and Alertmanager beside a running server until Ctrl-C (ARGS="--fast")
 	@$(SETUP) --only prometheus
 	.venv/bin/trireme observe run $(ARGS)
 
-observe-files: setup ## Write the rules, their tests and the dashboards in helm/trireme/files again
+observe-files: setup ## Write the rules and the dashboards in helm/trireme/files again
 	.venv/bin/trireme observe files
 
 docs: setup ## Write the tables of the documents again and check every link between the documents

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from metrics_page import metrics_page
 from prometheus_here import needs_prometheus
 from running_server import RunningServer, deployment_text
 from steady_load import steady_load
@@ -23,7 +24,6 @@ from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest
 from observability.dashboards.all_dashboards import dashboards
 from observability.dashboards.panels import Dashboard, filled_in
-from observability.drill import metrics_page
 from observability.local_prometheus import LocalPrometheus
 from observability.rules.objectives import Objectives
 
