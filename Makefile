@@ -111,11 +111,12 @@ golden: setup ## Write what the chart makes of its examples again, in tests/gold
 	@$(SETUP) --only chart
 	.venv/bin/python tests/installed/golden_charts.py
 
-demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu
+demo-model: setup ## Train, export and evaluate the demo model anew; half an hour
 	@$(SETUP) --only build-cpu
 	cd examples/demo_model && $(DEMO) train.py
 	cd examples/demo_model && $(DEMO) export.py
-	cd examples/demo_model && $(DEMO) evaluate_model.py
+	.venv/bin/trireme evaluate examples/demo_model/draft_cpu.yaml --against ensemble_configs/deployments/demo_cpu.yaml \
+	  --tasks examples/demo_model/tasks.jsonl --no-record
 
 lock: ## Write requirements/*.txt anew (ARGS=--upgrade takes the newest versions that the pins allow)
 	@$(SETUP) --only lock
