@@ -111,8 +111,7 @@ def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict
         SpecError: the library that writes dashboards is not installed.
     """
     try:
-        from observability.dashboards.all_dashboards import dashboards  # noqa: PLC0415  a dev dependency
-        from observability.dashboards.panels import dashboard_json  # noqa: PLC0415
+        from observability.dashboards.panels import dashboard_json, dashboards  # noqa: PLC0415  a dev dependency
     except ModuleNotFoundError as exc:
         raise SpecError(
             f"dashboards need {exc.name}, which is not installed; {how_to_install('dev')}", field="out", extra="dev"
