@@ -89,11 +89,11 @@ aisimulate: ## Install AISimulate, NVIDIA's planner, the second estimator of tri
 planner-estimators: setup aisimulate ## Compare the planner's two estimators on the published measurements; some minutes
 	$(RUN) benchmarks.planner.planner_estimators
 
-observe: setup ## Start Prometheus and Alertmanager beside a running server until Ctrl-C (ARGS="--drill")
+observe: setup ## Start Prometheus and Alertmanager beside a running server until Ctrl-C (ARGS="--fast")
 	@$(SETUP) --only prometheus
 	.venv/bin/trireme observe run $(ARGS)
 
-observe-files: setup ## Write the rules, their tests and the dashboards in helm/trireme/files again
+observe-files: setup ## Write the rules and the dashboards in helm/trireme/files again
 	.venv/bin/trireme observe files
 
 docs: setup ## Write the generated pages and tables again, check every link, and build the site in site/
@@ -117,11 +117,12 @@ golden: setup ## Write what the chart makes of its examples again, in tests/gold
 	@$(SETUP) --only chart
 	.venv/bin/python tests/installed/golden_charts.py
 
-demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu
+demo-model: setup ## Train, export and evaluate the demo model anew; half an hour
 	@$(SETUP) --only build-cpu
 	cd examples/demo_model && $(DEMO) train.py
 	cd examples/demo_model && $(DEMO) export.py
-	cd examples/demo_model && $(DEMO) evaluate_model.py
+	.venv/bin/trireme evaluate examples/demo_model/draft_cpu.yaml --against ensemble_configs/deployments/demo_cpu.yaml \
+	  --tasks examples/demo_model/tasks.jsonl --no-record
 
 lock: ## Write requirements/*.txt anew (ARGS=--upgrade takes the newest versions that the pins allow)
 	@$(SETUP) --only lock

@@ -16,7 +16,7 @@ FILES = (
     "examples/demo_model/*.jsonl",
     "examples/demo_model/openvino/**/*",
     "examples/demo_model/target/*.json",
-    "examples/demo_model/draft/*.json",
+    "examples/demo_model/draft/config.json",
     "examples/embedding_model/**/*",
     "helm/**/*",
     "model_repository/**/*",

@@ -23,7 +23,7 @@ from trireme.base.errors import SpecError, Unavailable
 from trireme.base.project_files import CODE_ROOT, project_file
 
 FILES = project_file("helm/trireme/files")
-_UNPACKED = CODE_ROOT / ".tools" / "prometheus" / "usr"  # by scripts/prometheus.py
+_UNPACKED = CODE_ROOT / ".tools" / "prometheus" / "usr"  # by scripts/unpacked_programs.py
 _READY_S = 30.0
 _END_S = 10.0
 
@@ -85,7 +85,7 @@ class LocalPrometheus:
         self._write_rules()
         write_atomically(self.folder / "prometheus.yml", yaml.safe_dump(self._configuration(), sort_keys=False))
         shutil.copyfile(FILES / "alertmanager/alertmanager.yml", self.folder / "alertmanager.yml")
-        templates = self.folder / "alertmanager_files_"  # where scripts/prometheus.py lets an unpacked one look
+        templates = self.folder / "alertmanager_files_"  # where scripts/unpacked_programs.py lets an unpacked one look
         templates.unlink(missing_ok=True)
         templates.symlink_to(_UNPACKED / "share" / "prometheus" / "alertmanager")
         lookback = ("--query.lookback-delta=5s",) if self._is_fast else ()

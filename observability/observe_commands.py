@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from ensemble_configs.spec.deployment import load_deployment
-from observability.drill import drill
 from observability.local_prometheus import FILES, LocalPrometheus
 from observability.rules.objectives import Objectives, objectives_of
 from observability.rules.rule_files import RUNBOOKS
@@ -29,9 +28,6 @@ def run(
     alertmanager_port: Annotated[int, typer.Option(help="Port of Alertmanager.", min=1, max=65535)] = 9093,
     folder: Annotated[Path, typer.Option(help="Folder for data and logs.")] = Path("build/observe"),
     is_fast: Annotated[bool, typer.Option("--fast", help="Each minute of the rules takes a second.")] = False,
-    is_drill: Annotated[
-        bool, typer.Option("--drill", help="Have one alert fire and be resolved, then stop; implies --fast.")
-    ] = False,
 ) -> None:
     """Start Prometheus and Alertmanager with the project's rules; Ctrl-C stops them.
 
@@ -40,8 +36,6 @@ def run(
       trireme observe run
 
       trireme observe run --metrics-url localhost:8002 --metrics-url localhost:9002
-
-      trireme observe run --drill
     """
     check_folder_to_write("--folder", folder)
     if port == alertmanager_port:
@@ -51,15 +45,12 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     ports = (port, alertmanager_port)
-    with LocalPrometheus(folder, {"trireme": targets}, ports=ports, is_fast=is_fast or is_drill) as prometheus:
+    with LocalPrometheus(folder, {"trireme": targets}, ports=ports, is_fast=is_fast) as prometheus:
         typer.echo(f"prometheus    {prometheus.url}   scrapes {', '.join(targets)}")
         typer.echo(f"alertmanager  {prometheus.alertmanager_url}")
         typer.echo(f"dashboards    {FILES / 'dashboards'}, for Grafana to import")
-        if is_drill:
-            drill(prometheus, targets, tell=typer.echo)
-        else:
-            typer.echo("Ctrl-C stops them")
-            stopped.wait()
+        typer.echo("Ctrl-C stops them")
+        stopped.wait()
 
 
 def files(
@@ -69,7 +60,7 @@ def files(
     out: Annotated[Path | None, typer.Option(help="Folder to write to. [none: the chart's folder]")] = None,
     runbooks_url: Annotated[str, typer.Option(help="URL of docs/runbooks/alerts.md.")] = RUNBOOKS,
 ) -> None:
-    """Write rules, their tests and dashboards.
+    """Write rules and dashboards, and the rules' tests beside them.
 
     The tests' data is made for the default targets; for others the rules come without tests.
 
@@ -120,8 +111,7 @@ def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict
         SpecError: the library that writes dashboards is not installed.
     """
     try:
-        from observability.dashboards.all_dashboards import dashboards  # noqa: PLC0415  a dev dependency
-        from observability.dashboards.panels import dashboard_json  # noqa: PLC0415
+        from observability.dashboards.panels import dashboard_json, dashboards  # noqa: PLC0415  a dev dependency
     except ModuleNotFoundError as exc:
         raise SpecError(
             f"dashboards need {exc.name}, which is not installed; {how_to_install('dev')}", field="out", extra="dev"

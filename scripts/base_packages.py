@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from scripts.lock_blocks import lock_blocks
+from scripts.environments import lock_blocks
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from scripts import (
-    chromium,
-    environments,
-    envoy,
-    gpu_image_wheels,
-    llama_server,
-    perf_analyzer,
-    prometheus,
-    triton_installation,
-)
-from scripts.unpacked_programs import OPENSSH, RCLONE
+from scripts import environments, gpu_image_wheels, llama_server, triton_installation
+from scripts.unpacked_programs import CHROMIUM, ENVOY, OPENSSH, PERF_ANALYZER, PROMETHEUS, RCLONE
 from trireme.installing.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
@@ -51,10 +42,10 @@ class Program(Protocol):
 
 PROGRAMS: dict[str, Program] = {  # others: environments
     "triton": triton_installation,
-    "perf-analyzer": perf_analyzer,
-    "envoy": envoy,
-    "prometheus": prometheus,
-    "chromium": chromium,
+    "perf-analyzer": PERF_ANALYZER,
+    "envoy": ENVOY,
+    "prometheus": PROMETHEUS,
+    "chromium": CHROMIUM,
     "openssh": OPENSSH,
     "rclone": RCLONE,
     "llama-server": llama_server,

@@ -169,7 +169,7 @@ def install_lock(root: Path, environment: Environment) -> None:
     if interpreter is None:
         raise SetupError(f"{python} does not run; remove {environment.directory} and run it again")
     if interpreter.version >= (3, 13, 0) and "\nnumpy==1." in lock_text:
-        wheel = numpy_wheel(root, python, interpreter, lock_text=lock_text)
+        wheel = numpy_wheel(root, python, interpreter, requirement=lock_blocks(lock_text)["numpy"])
         run([*pip_install, "--no-index", str(wheel)], root=root, doing="installing numpy")
     if environment.holds_cpu_torch:
         install_cpu_torch(root, python)  # first: where none is to be had, nothing else was downloaded in vain
@@ -184,7 +184,17 @@ def install_lock(root: Path, environment: Environment) -> None:
 
 def locked_names(lock_text: str) -> set[str]:
     """Return the names in a lock, normalized, whatever their markers say."""
-    return {normalized(name) for name in re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==", lock_text, re.MULTILINE)}
+    return set(lock_blocks(lock_text))
+
+
+def lock_blocks(text: str) -> dict[str, str]:
+    """Return the lines of each package of a lock by its normalized name; several where versions differ by marker."""
+    found: dict[str, str] = {}
+    for block in re.split(r"\n(?=[A-Za-z0-9])", text):
+        name = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)==", block)
+        if name is not None:
+            found[normalized(name[1])] = found.get(normalized(name[1]), "") + block.rstrip() + "\n"
+    return found
 
 
 def installed_names(root: Path, python: str) -> set[str]:

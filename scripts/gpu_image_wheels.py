@@ -9,8 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from scripts.environments import ENVIRONMENTS, locked_names, python_of, version_of
-from scripts.lock_blocks import lock_blocks
+from scripts.environments import ENVIRONMENTS, lock_blocks, locked_names, python_of, version_of
 from trireme.installing.commands import run, say
 from trireme.installing.unpacked_lock import STAMP, digest, replace_directory
 

@@ -7,26 +7,31 @@ It can go when the Triton wheel's stub is built against numpy 2.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
-from trireme.installing.commands import SetupError, run, say
+from trireme.installing.commands import run, say
 from trireme.installing.interpreters import Interpreter
 from trireme.installing.system_packages import install_or_explain
+from trireme.installing.unpacked_lock import UnpackedLock
 
-BUILD_LOCK = "requirements/build-numpy.txt"
+BUILD_TOOLS = UnpackedLock(".tools/build-numpy", "requirements/build-numpy.txt")
 
 
-def numpy_wheel(root: Path, python: str, interpreter: Interpreter, *, lock_text: str) -> Path:
-    """Return the wheel of the locked numpy in `.tools/wheels`, compiled with the pip of `python` if it is not there.
+def numpy_wheel(root: Path, python: str, interpreter: Interpreter, *, requirement: str) -> Path:
+    """Return the wheel of numpy in `.tools/wheels`, compiled with the pip of `python` if it is not there.
+
+    Args:
+        root: the project's folder.
+        python: the environment's Python.
+        interpreter: what that Python says of itself.
+        requirement: the lines of numpy in the lock: its version and its hashes.
 
     Raises:
         SetupError: no compiler and no way to install one, or the build failed.
     """
     wheels = root / ".tools" / "wheels"
-    requirement = locked_requirement(lock_text, "numpy")
-    version = requirement.split()[0].partition("==")[2]
+    version = requirement.split(maxsplit=1)[0].partition("==")[2]
     pattern = f"numpy-{version}-cp{interpreter.version[0]}{interpreter.version[1]}-*.whl"
     if not any(wheels.glob(pattern)):
         require_compiler(interpreter)
@@ -55,17 +60,14 @@ def build(root: Path, python: str, requirement: str, wheels: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     (work / "wheels").mkdir(parents=True)
     (work / "numpy.txt").write_text(requirement, encoding="utf-8")
-    tools = work / "tools"
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    hashed = ["--require-hashes", "--no-deps", "--progress-bar", "off"]
+    BUILD_TOOLS.unpack(root, python=Path(python))
+    tools = root / BUILD_TOOLS.directory
     run(
-        [*pip, "install", *hashed, "--only-binary", ":all:", "--target", str(tools), "-r", BUILD_LOCK],
-        root=root,
-        doing=f"installing {BUILD_LOCK}",
-    )
-    source = ["--no-binary", "numpy", "--no-build-isolation", "-w", str(work / "wheels"), "-r", str(work / "numpy.txt")]
-    run(
-        [*pip, "wheel", *hashed, *source],
+        [
+            *(python, "-m", "pip", "wheel", "--disable-pip-version-check", "--require-hashes", "--no-deps"),
+            *("--progress-bar", "off", "--no-binary", "numpy", "--no-build-isolation"),
+            *("-w", str(work / "wheels"), "-r", str(work / "numpy.txt")),
+        ],
         root=root,
         doing="compiling numpy",
         environment={"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"},
@@ -73,15 +75,4 @@ def build(root: Path, python: str, requirement: str, wheels: Path) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     (work / "wheels").rename(wheels)
     shutil.rmtree(work)
-
-
-def locked_requirement(lock_text: str, name: str) -> str:
-    """Return the lines of one package in a lock: its version and its hashes.
-
-    Raises:
-        SetupError: the lock does not name the package.
-    """
-    found = re.search(rf"^{re.escape(name)}==.*(?:\n    --hash=.*)+", lock_text, re.MULTILINE)
-    if found is None:
-        raise SetupError(f"the lock does not name {name}; run: make lock")
-    return found.group(0) + "\n"
+    shutil.rmtree(tools)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences and capitals in the languages of `language_tables`; a twentieth of the sentences is never trained on."""
+"""Sentences and capitals in the languages of `languages.yaml`; a twentieth of the sentences is never trained on."""
 
 import hashlib
 import itertools
 import random
+from dataclasses import dataclass, field
+from pathlib import Path
 from string import Formatter
 
+import msgspec
 from document import Document
-from language_tables import LANGUAGES, LanguageTable
 
 HELD_OUT_FRACTION = 0.05
 NUM_EVALUATED = 120
@@ -15,6 +17,24 @@ CAPITAL_FRACTION = 0.55
 QUESTION_FRACTION = 0.06
 # How often a language's capitals are asked. The more tokens a name is spelled in, the longer it takes to learn.
 CAPITAL_WEIGHTS = {"hi": 5.0, "ja": 4.0, "zh": 2.5, "ar": 2.5, "es": 1.0, "fr": 1.0, "de": 1.0}
+
+
+@dataclass(frozen=True)
+class LanguageTable:
+    """A sentence grammar of one language, and its capitals by country; `languages.yaml` says what each field is."""
+
+    code: str
+    space: str
+    patterns: tuple[str, ...]
+    slots: dict[str, tuple[str, ...]]
+    asks: dict[str, str]
+    capital_questions: tuple[str, ...] = ()
+    capital_answer: str = ""
+    capitals: dict[str, str] = field(default_factory=dict)
+
+
+_FILE = Path(__file__).with_name("languages.yaml")
+LANGUAGES = msgspec.yaml.decode(_FILE.read_bytes(), type=tuple[LanguageTable, ...])
 
 
 def _is_held_out(sentence: str) -> bool:
@@ -59,7 +79,7 @@ def _capital(table: LanguageTable, pair: tuple[str, str], question: str) -> Docu
 
 def capital_documents(table: LanguageTable) -> list[Document]:
     """Return every capital in every wording; training uses each."""
-    return [_capital(table, pair, question) for pair in table.capitals for question in table.capital_questions]
+    return [_capital(table, pair, question) for pair in table.capitals.items() for question in table.capital_questions]
 
 
 def random_language_document(rng: random.Random) -> Document:
@@ -68,10 +88,10 @@ def random_language_document(rng: random.Random) -> Document:
     if draw < CAPITAL_FRACTION:
         code = rng.choices(list(CAPITAL_WEIGHTS), list(CAPITAL_WEIGHTS.values()))[0]
         table = next(table for table in LANGUAGES if table.code == code)
-        return _capital(table, rng.choice(table.capitals), rng.choice(table.capital_questions))
+        return _capital(table, rng.choice(list(table.capitals.items())), rng.choice(table.capital_questions))
     table = rng.choice(LANGUAGES)
     if draw < CAPITAL_FRACTION + QUESTION_FRACTION:
-        question, answer = rng.choice(table.asks)
+        question, answer = rng.choice(list(table.asks.items()))
         return Document("question", table.code, question, table.space + answer)
     sentences = [random_sentence(table, rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     return Document("sentence", table.code, "", table.space.join(sentences))

@@ -6,24 +6,9 @@ import random
 from document import Document
 
 ANIMALS = [
-    "fox",
-    "bear",
-    "rabbit",
-    "mouse",
-    "cat",
-    "dog",
-    "frog",
-    "duck",
-    "horse",
-    "pig",
-    "hen",
-    "wolf",
-    "deer",
-    "squirrel",
-    "turtle",
-    "lion",
-    "goat",
-]
+    "fox", "bear", "rabbit", "mouse", "cat", "dog", "frog", "duck", "horse", "pig", "hen", "wolf", "deer", "squirrel",
+    "turtle", "lion", "goat",
+]  # fmt: skip
 GIRLS = ["Anna", "Lily", "Mia", "Emma", "Lucy", "Nora", "Rosa", "Zoe", "Ella", "Ruby"]
 BOYS = ["Tom", "Ben", "Sam", "Max", "Leo", "Jack", "Finn", "Otto", "Hugo", "Noah"]
 TRAITS = ["little", "kind", "brave", "curious", "shy", "clever", "happy", "small", "funny", "gentle"]
@@ -36,29 +21,9 @@ PLACES = (
     "by the deep blue sea",
     "in a house with a red door",
 )
-WISHES = (
-    "a red ball",
-    "a shiny stone",
-    "a warm hat",
-    "a sweet cake",
-    "a blue kite",
-    "a golden key",
-    "a new boat",
-)
-FINDS = (
-    "under an old tree",
-    "behind a big rock",
-    "in the tall grass",
-    "next to the bridge",
-    "in a dark cave",
-)
-WEATHER = (
-    "The sun was shining",
-    "It was raining",
-    "The wind was cold",
-    "Snow was falling",
-    "The sky was clear",
-)
+WISHES = ("a red ball", "a shiny stone", "a warm hat", "a sweet cake", "a blue kite", "a golden key", "a new boat")
+FINDS = ("under an old tree", "behind a big rock", "in the tall grass", "next to the bridge", "in a dark cave")
+WEATHER = ("The sun was shining", "It was raining", "The wind was cold", "Snow was falling", "The sky was clear")
 FOODS = ("warm soup", "bread and honey", "apples and nuts", "a big cake", "pancakes")
 MORALS = (
     "It is good to help a friend.",

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte-level BPE tokenizer of the demo models: trained so that characters outside Latin often span several tokens."""
 
-import argparse
 import hashlib
 import json
 import unicodedata
@@ -82,20 +81,3 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     }
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special)):
         (directory / name).write_text(json.dumps(content, indent=2) + "\n")
-
-
-def main() -> None:
-    """Train the tokenizer and write it into every given directory."""
-    here = Path(__file__).parent
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument("--output", type=Path, nargs="+", default=[here / "target", here / "draft"])
-    args = parser.parse_args()
-    tokenizer = train_tokenizer(args.seed)
-    for directory in args.output:
-        save_tokenizer(tokenizer, directory)
-        print(f"{directory}: {tokenizer.get_vocab_size()} tokens")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,8 +15,7 @@ from pathlib import Path
 from corpus import training_documents
 from document import EOS, Document
 from facts import held_out_facts
-from language_tables import LANGUAGES
-from languages import capital_documents, held_out_sentences
+from languages import LANGUAGES, capital_documents, held_out_sentences
 from stories import ANIMALS, BOYS, GIRLS, PLACES, TRAITS, WEATHER, WISHES, write_story
 from sums import HELD_OUT_PAIRS, WORDINGS, asked_sum, bare_sum
 from tokenizers import Tokenizer

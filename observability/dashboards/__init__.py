@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grafana dashboards as typed data; `grafana-foundation-sdk`, a dev dependency, writes them."""
+"""Grafana dashboards, one a YAML file; `grafana-foundation-sdk`, a dev dependency, writes them."""

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a dashboard, and its JSON as Grafana imports it.
+"""The dashboards of the YAML files here, and their JSON as Grafana imports it.
 
-Queries are PromQL with `$model`, `$__rate_interval` and the dashboard's own text boxes in it, which Grafana fills in.
+Queries are PromQL by legend, with `$model`, `$__rate_interval` and the dashboard's own text boxes in it, which Grafana
+fills in, and `<...>`, which `dashboards` does.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
 from grafana_foundation_sdk.builders.dashboard import Dashboard as DashboardBuilder
 from grafana_foundation_sdk.builders.dashboard import DatasourceVariable, QueryVariable, Row, TextBoxVariable
 from grafana_foundation_sdk.builders.prometheus import Dataquery
@@ -14,17 +17,12 @@ from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeriesPanel
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
 
+from observability.rules.objectives import Objectives
+from observability.rules.promql import CANARY, STABLE
+
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-MODEL = 'model=~"$model"'
-RATE = "[$__rate_interval]"
-
-
-@dataclass(frozen=True)
-class Query:
-    """A PromQL expression; `legend` names its series by their labels."""
-
-    expr: str
-    legend: str = "{{model}} {{version}}"
+NAMES = ("serving", "capacity", "rollout", "gpu")
+_ROUTES = 'model=~".*ensemble(_canary)?|.*tensorrt_llm_bls"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +31,10 @@ class Panel:
 
     title: str
     unit: str  # Grafana's name of it
-    queries: tuple[Query, ...]
+    queries: dict[str, str]  # PromQL by legend, which names its series by their labels
     description: str = ""
     is_number: bool = False
-    most: float | None = None  # end of the scale
+    most: int | None = None  # end of the scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +44,34 @@ class Dashboard:
     uid: str
     title: str
     description: str
-    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+    rows: dict[str, tuple[Panel, ...]]
     text_boxes: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: label, default
 
     @property
     def panels(self) -> tuple[Panel, ...]:
         """Return the panels of every row."""
-        return tuple(panel for _, panels in self.rows for panel in panels)
+        return tuple(panel for panels in self.rows.values() for panel in panels)
 
 
-def panel(
-    title: str,
-    unit: str,
-    *queries: tuple[str, str] | str,
-    description: str = "",
-    is_number: bool = False,
-    most: float | None = None,
-) -> Panel:
-    """Return a panel of queries, each an expression, or an expression with its legend."""
-    made = tuple(Query(query) if isinstance(query, str) else Query(*query) for query in queries)
-    return Panel(title=title, unit=unit, queries=made, description=description, is_number=is_number, most=most)
+def dashboards(objectives: Objectives) -> dict[str, Dashboard]:
+    """Return every dashboard by its file's name; panels name the targets of `objectives`."""
+    meant = {
+        "<errors %>": f"{objectives.error_share:.2%}",
+        "<errors>": f"{objectives.error_share:g}",
+        "<late>": f"{1 - objectives.ttft_share:.6g}",
+        "<ttft>": f"{objectives.ttft_p99_s:g}",
+        "<tpot>": f"{objectives.tpot_p99_s:g}",
+        "<routes>": _ROUTES,
+        "<canary>": CANARY,
+        "<stable>": STABLE,
+    }
+    found = {}
+    for name in NAMES:
+        text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+        for mark, value in meant.items():
+            text = text.replace(mark, value)
+        found[name] = msgspec.yaml.decode(text, type=Dashboard)
+    return found
 
 
 def filled_in(expr: str, dashboard: Dashboard, *, window: str) -> str:
@@ -105,7 +111,7 @@ def dashboard_json(dashboard: Dashboard) -> str:
     )
     for name, (label, default) in dashboard.text_boxes.items():
         builder = builder.with_variable(TextBoxVariable(name).label(label).default_value(default))
-    for title, panels in dashboard.rows:
+    for title, panels in dashboard.rows.items():
         builder = builder.with_row(Row(title))
         for each in panels:
             builder = builder.with_panel(_built(each))
@@ -118,7 +124,7 @@ def _built(panel: Panel) -> StatPanel | TimeSeriesPanel:
     built = built.height(8).span(8).min(0)
     if panel.most is not None:
         built = built.max(panel.most)
-    for index, query in enumerate(panel.queries):
-        target = Dataquery().expr(query.expr).legend_format(query.legend).ref_id(chr(ord("A") + index))
+    for index, (legend, expr) in enumerate(panel.queries.items()):
+        target = Dataquery().expr(expr).legend_format(legend).ref_id(chr(ord("A") + index))
         built = built.with_target(target.instant() if panel.is_number else target.range())
     return built

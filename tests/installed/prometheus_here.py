@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from scripts import prometheus
+from scripts.unpacked_programs import PROMETHEUS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "helm/trireme/files"
 needs_prometheus = pytest.mark.skipif(
-    not all(prometheus.program(ROOT, name).is_file() for name in prometheus.PROGRAMS),
+    not PROMETHEUS.is_there(ROOT),
     reason="Prometheus is not installed: python3 scripts/bootstrap.py --only prometheus",
 )
 
 
 def run(name: str, *arguments: str | Path, folder: Path = FILES / "prometheus") -> str:
     """Return what a program says; the test fails where the program fails."""
-    command = [str(prometheus.program(ROOT, name)), *map(str, arguments)]
+    command = [str(PROMETHEUS.program(ROOT, name)), *map(str, arguments)]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_here import DIGEST, deployment_values, merged, needs_chart, of_kind, render
+from metrics_page import metrics_page
 from prometheus_here import needs_prometheus
 from running_server import RunningServer, deployment_text
 from scraped_pods import discovered, relabel_configs
@@ -22,7 +23,6 @@ from waiting import wait_until
 
 from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest
-from observability.drill import metrics_page
 from observability.local_prometheus import LocalPrometheus
 from observability.rules.scaling import KV_USE, LOAD
 from observability.rules.shortened import shortened

@@ -18,8 +18,7 @@ from chart_here import ROOT
 from image_here import WITHOUT_INDEX, FailedStep, Image
 from pod_here import skip_without_pods
 
-from scripts.environments import locked_names
-from scripts.lock_blocks import lock_blocks
+from scripts.environments import lock_blocks, locked_names
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

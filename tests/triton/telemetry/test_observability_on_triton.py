@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from metrics_page import metrics_page
 from prometheus_here import needs_prometheus
 from running_server import RunningServer, deployment_text
 from steady_load import steady_load
@@ -21,9 +22,7 @@ from waiting import wait_until
 
 from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest
-from observability.dashboards.all_dashboards import dashboards
-from observability.dashboards.panels import Dashboard, filled_in
-from observability.drill import metrics_page
+from observability.dashboards.panels import Dashboard, dashboards, filled_in
 from observability.local_prometheus import LocalPrometheus
 from observability.rules.objectives import Objectives
 
@@ -126,9 +125,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPrometheu
 @pytest.mark.parametrize("dashboard", dashboards(Objectives()).values(), ids=lambda dashboard: dashboard.uid)
 def test_every_query_of_every_panel_has_data(watched: LocalPrometheus, dashboard: Dashboard) -> None:
     queries = {
-        filled_in(query.expr, dashboard, window="5s"): panel.title
+        filled_in(expr, dashboard, window="5s"): panel.title
         for panel in dashboard.panels
-        for query in panel.queries
+        for expr in panel.queries.values()
     }
 
     def have_all_had_data() -> bool:

@@ -13,8 +13,7 @@ sys.path.insert(0, str(DEMO_MODEL))
 from corpus import CHAT_FRACTION, FIRST_MIX, training_documents  # noqa: E402
 from document import USER  # noqa: E402
 from facts import held_out_facts, training_facts  # noqa: E402
-from language_tables import LANGUAGES  # noqa: E402
-from languages import held_out_sentences  # noqa: E402
+from languages import LANGUAGES, held_out_sentences  # noqa: E402
 from sums import HELD_OUT_PAIRS, TWO_DIGIT_PAIRS, WORDINGS, is_held_out  # noqa: E402
 
 SEED = 2026

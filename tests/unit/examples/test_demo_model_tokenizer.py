@@ -16,8 +16,7 @@ sys.path.insert(0, str(DEMO_MODEL))
 
 from corpus import training_documents  # noqa: E402
 from document import SPECIAL_TOKENS, SYSTEM_PROMPT, chat_prompt  # noqa: E402
-from language_tables import LANGUAGES, LanguageTable  # noqa: E402
-from languages import held_out_sentences  # noqa: E402
+from languages import LANGUAGES, LanguageTable, held_out_sentences  # noqa: E402
 
 MAX_COMMITTED_BYTES = 24_000_000
 TOKENIZER = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "target" / "tokenizer.json"))

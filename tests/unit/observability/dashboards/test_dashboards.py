@@ -9,8 +9,7 @@ import pytest
 import yaml
 from prometheus_here import FILES, needs_prometheus, run
 
-from observability.dashboards.all_dashboards import dashboards
-from observability.dashboards.panels import Dashboard, filled_in
+from observability.dashboards.panels import Dashboard, dashboards, filled_in
 from observability.rules.objectives import Objectives
 
 DASHBOARDS = dashboards(Objectives())
@@ -22,7 +21,7 @@ def test_grafanas_json_has_every_panel_and_query(name: str) -> None:
     panels = [panel for panel in document["panels"] if panel["type"] != "row"]
     assert [panel["title"] for panel in panels] == [panel.title for panel in dashboard.panels]
     assert [[target["expr"] for target in panel["targets"]] for panel in panels] == [
-        [query.expr for query in panel.queries] for panel in dashboard.panels
+        list(panel.queries.values()) for panel in dashboard.panels
     ]
     assert document["uid"] == dashboard.uid
     variables = {variable["name"] for variable in document["templating"]["list"]}
@@ -50,7 +49,7 @@ def test_panels_do_not_overlap(name: str) -> None:
 @needs_prometheus
 @pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
 def test_prometheus_can_parse_every_query(dashboard: Dashboard, tmp_path: Path) -> None:
-    queries = [query.expr for panel in dashboard.panels for query in panel.queries]
+    queries = [expr for panel in dashboard.panels for expr in panel.queries.values()]
     rules = [
         {"record": f"q{index}", "expr": filled_in(expr, dashboard, window="1m")} for index, expr in enumerate(queries)
     ]
