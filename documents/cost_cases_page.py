@@ -9,19 +9,19 @@ from pathlib import Path
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.known_models import config_of
 from build_engines.checkpoint.weight_table import num_active_parameters
-from build_engines.cost.bill import HOURS_PER_MONTH, Bill, bill, scaled, scenario_of
-from build_engines.cost.cost_spec import CostSpec, PlannedEngine, Traffic, load_cost_spec
+from build_engines.cost.bill import HOURS_PER_MONTH, Bill, bill, scaled
+from build_engines.cost.cost_spec import CostSpec, PlannedEngine, Traffic, changed, load_cost_spec
 from build_engines.cost.findings import find
 from build_engines.cost.levers import plan_levers
 from build_engines.cost.managed_prices import load_managed_prices
-from build_engines.cost.report_formats import markdown
-from build_engines.cost.report_tables import TextTable, levers_table, price, tables, usd
+from build_engines.cost.report_tables import levers_table, price, tables, usd
 from build_engines.planner.estimators.published import Measurement, predicted, scored
 from build_engines.planner.ranking import Targets
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
 from build_engines.planner.roofline.steady_state import Workload
 from documents.long_context import Crowd, Seating, seat
+from trireme.base.text_tables import TextTable
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "cost_cases.md"
@@ -66,16 +66,16 @@ def _halving() -> Iterator[str]:
         times the mean. The fleet is sized for that hour and kept all day, all of it on demand, a 70B in 16 bits,
         batches of up to 32 that wait for their longest answer. It costs {usd(found.bill.total_usd)} a month."""
     )
-    yield markdown(fleet, level=3)
-    yield markdown(month, level=3)
+    yield fleet.markdown(level=3)
+    yield month.markdown(level=3)
     assert found.levers is not None
-    yield markdown(levers_table(found.levers), level=3)
+    yield levers_table(found.levers).markdown(level=3)
     yield _text(
         """Who batches in flight already has more traffic for the same money, and less left to save. The same file
         without that lever, its traffic scaled to what the same money pays for:"""
     )
     in_flight = scaled_to(_in_flight(spec), _HALF_A_MILLION)
-    yield markdown(levers_table(plan_levers(in_flight)), level=3).replace("### Levers", "### In flight: levers")
+    yield levers_table(plan_levers(in_flight)).markdown(level=3).replace("### Levers", "### In flight: levers")
     yield _text(
         f"""There it is {in_flight.traffic.requests_per_s:.0f} requests/s. Quantized formats are not free of loss:
         `trireme evaluate` says what they cost ([quantization.md](quantization.md) has the demo model's). The share of
@@ -86,28 +86,24 @@ def _halving() -> Iterator[str]:
 
 def _in_flight(spec: CostSpec) -> CostSpec:
     assert spec.levers.batching is not None
-    assert isinstance(spec.engine, PlannedEngine)
-    update = {"longest_over_mean_output": 1.0, "max_batch_size": spec.levers.batching.max_batch_size}
-    levers = spec.levers.model_copy(update={"batching": None})
-    return spec.model_copy(update={"engine": spec.engine.model_copy(update=update), "levers": levers})
+    size = spec.levers.batching.max_batch_size
+    in_flight = {"engine.longest_over_mean_output": 1.0, "engine.max_batch_size": size, "levers.batching": None}
+    return changed(spec, in_flight)
 
 
 def scaled_to(spec: CostSpec, target_usd: float) -> CostSpec:
     """Return the case with as many requests as the money pays for; by bisection, to a thousandth of them."""
 
-    def with_factor(factor: float) -> CostSpec:
-        return spec.model_copy(update={"traffic": scaled(spec.traffic, factor)})
+    def is_paid(factor: float) -> bool:
+        return bill(scaled(spec, factor)).total_usd <= target_usd
 
     low, high = 0.0, 1.0
-    while bill(scenario_of(with_factor(high))).total_usd <= target_usd:
+    while is_paid(high):
         low, high = high, 2 * high
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
-        if bill(scenario_of(with_factor(middle))).total_usd <= target_usd:
-            low = middle
-        else:
-            high = middle
-    return with_factor(low)
+        low, high = (middle, high) if is_paid(middle) else (low, middle)
+    return scaled(spec, low)
 
 
 def _thousand_requests() -> Iterator[str]:
@@ -118,7 +114,7 @@ def _thousand_requests() -> Iterator[str]:
     for isl, osl in _MIXES:
         for gpu, weight_format, kv_format in _FORMATS:
             variant = _variant(spec, gpu, weight_format, kv_format, isl, osl)
-            found = bill(scenario_of(variant))
+            found = bill(variant)
             rows.append(_fleet_row(variant, found))
             bills.append(found.total_usd)
     yield "## 1,000 requests a second on a 70B"
@@ -131,24 +127,19 @@ def _thousand_requests() -> Iterator[str]:
     headers = (
         "in, out", "GPU, format", "replicas x GPUs", "GPUs", "within", "$ a month", "$/M in", "$/M out", "$/M all",
     )  # fmt: skip
-    yield markdown(TextTable("Fleets", headers, tuple(rows), left=("GPU, format",)), level=3)
+    yield TextTable("Fleets", headers, tuple(rows), left=("GPU, format",)).markdown(level=3)
     against = find(spec, load_managed_prices())
     managed = next(one for one in tables(against) if one.title == "Against managed prices")
-    yield markdown(managed, level=3)
+    yield managed.markdown(level=3)
     yield _text("""The file's fleet against the example list: an H100 in FP8, 1,000 tokens in and 300 out.""")
     yield from _published()
 
 
 def _variant(spec: CostSpec, gpu: str, weight_format: str, kv_format: str, isl: int, osl: int) -> CostSpec:
-    engine = {"gpu": gpu, "weight_format": weight_format, "kv_format": kv_format}
-    prices = {"on_demand_usd_per_gpu_hour": _USD_PER_GPU_HOUR[gpu]}
-    return spec.model_copy(
-        update={
-            "engine": spec.engine.model_copy(update=engine),
-            "prices": spec.prices.model_copy(update=prices),
-            "traffic": Traffic(requests_per_s=spec.traffic.requests_per_s, isl=isl, osl=osl),
-        }
-    )
+    engine = {"engine.gpu": gpu, "engine.weight_format": weight_format, "engine.kv_format": kv_format}
+    traffic = Traffic(requests_per_s=spec.traffic.requests_per_s, isl=isl, osl=osl)
+    prices = {"prices.on_demand_usd_per_gpu_hour": _USD_PER_GPU_HOUR[gpu]}
+    return changed(spec, {**engine, **prices, "traffic": traffic})
 
 
 def _fleet_row(spec: CostSpec, found: Bill) -> tuple[str, ...]:
@@ -175,7 +166,7 @@ def _published() -> Iterator[str]:
         Dollars are {usd_per_hour:g} $ an hour and GPU over all of it, prompts too, always busy: what popular tables
         call the price of a token. Fleets above are dearer for their target latency, their 70 % and their spares."""
     )
-    yield markdown(TextTable("Against published throughput", headers, rows, (note,)), level=3)
+    yield TextTable("Against published throughput", headers, rows, (note,)).markdown(level=3)
 
 
 def _comparable() -> Iterator[Measurement]:
@@ -215,7 +206,7 @@ def _thousand_users() -> Iterator[str]:
         "GPUs at once", "$ a month", "GPUs thinking", "$ a month thinking",
     )  # fmt: skip
     left = ("GPU, format", "layout")
-    yield markdown(TextTable("Who meets it", headers, rows, left=left), level=3)
+    yield TextTable("Who meets it", headers, rows, left=left).markdown(level=3)
     yield _text(
         f"""Cold, a prompt of 32K is {prefill_flops / 1e15:.1f} PFLOP of matrices alone. Least TTFT is of a user who is
         alone, in the layout that is fastest for that: on eight H100 none comes near half a second. What meets it cold

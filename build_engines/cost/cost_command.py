@@ -12,12 +12,13 @@ from build_engines.cost.cost_spec import CostSpec, load_cost_spec
 from build_engines.cost.findings import Findings, as_data, find
 from build_engines.cost.managed_prices import EXAMPLE, load_managed_prices
 from build_engines.cost.quick_spec import Quick, quick_spec, with_changes
-from build_engines.cost.report_formats import html_page, markdown, print_tables
+from build_engines.cost.report_html import html_page
 from build_engines.cost.report_tables import tables
 from build_engines.cost.usage_records import Usage, load_usage
 from trireme.base.errors import SpecError
 from trireme.base.extras import how_to_install
 from trireme.base.project_files import here_or_ours
+from trireme.base.text_tables import print_tables
 
 
 def cost(
@@ -150,7 +151,7 @@ def _write(found: Findings, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     made, read = pictures(found), list(tables(found))
     title = f"Cost: {found.spec.name}"
-    text = [f"# {title}", *map(markdown, read)]
+    text = [f"# {title}", *(one.markdown() for one in read)]
     for shown, png in made.items():
         name = f"{shown.split(',')[0].lower().replace(' ', '_')}.png"
         (folder / name).write_bytes(png)

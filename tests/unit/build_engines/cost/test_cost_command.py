@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from build_engines.cost.bill import bill, scenario_of
+from build_engines.cost.bill import bill
 from build_engines.cost.cost_command import cost, with_traffic_of
 from build_engines.cost.cost_spec import CostSpec, Traffic, load_cost_spec
 from build_engines.cost.managed_prices import EXAMPLE as MANAGED
@@ -341,7 +341,7 @@ def test_a_tenant_pays_for_the_time_of_its_tokens_and_not_for_cached_ones() -> N
     usage.add(record("prompts", 10_000, 0))  # 1 s
     usage.add(record("answers", 0, 1_000))  # 1 s
     usage.add(record("cached", 30_000, 2_000, cached=30_000))  # 2 s
-    found = bill(scenario_of(spec_for()))
+    found = bill(spec_for())
     shares = tenant_shares(found, usage)
     assert [(one.tenant, round(one.fraction, 9)) for one in shares] == [
         ("cached", 0.5), ("answers", 0.25), ("prompts", 0.25),
@@ -360,7 +360,7 @@ def test_tenants_share_the_whole_bill(asked: list[tuple[str, int, int, float]]) 
     usage = Usage()
     for tenant, prompt, answer, share in asked:
         usage.add(record(tenant, prompt, answer, cached=int(prompt * share)))
-    found = bill(scenario_of(spec_for().model_copy(update={"traffic": usage.traffic("m")})))
+    found = bill(spec_for().model_copy(update={"traffic": usage.traffic("m")}))
     shares = tenant_shares(found, usage)
     assert {one.tenant for one in shares} == {tenant for tenant, *_ in asked}
     assert sum(one.usd for one in shares) == pytest.approx(found.total_usd)
@@ -534,8 +534,8 @@ def test_the_committed_page_of_cases_is_what_make_docs_writes() -> None:
 
 def test_the_half_million_of_the_case_is_half_a_million_and_is_halved() -> None:
     spec = load_cost_spec(EXAMPLES / "halve_500k.yaml")
-    assert bill(scenario_of(spec)).total_usd == pytest.approx(500_000, rel=0.01)
-    less = bill(scenario_of(scaled_to(spec, 400_000))).total_usd
+    assert bill(spec).total_usd == pytest.approx(500_000, rel=0.01)
+    less = bill(scaled_to(spec, 400_000)).total_usd
     assert 390_000 < less <= 400_000  # a replica is 5,825 $
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from build_engines.cost.bill import bill, scenario_of
+from build_engines.cost.bill import bill
 from build_engines.cost.cost_spec import CostSpec, MeasuredEngine, PlannedEngine, Traffic, load_cost_spec
 from build_engines.cost.engine_rates import best_option, rates_of
 from build_engines.cost.levers import FORMULAS, plan_levers
@@ -184,4 +184,4 @@ def test_a_wrong_assumption_is_refused_by_name(changes: dict[str, object], says:
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_examples_are_whole(file: Path) -> None:
-    assert bill(scenario_of(load_cost_spec(file))).total_usd > 0
+    assert bill(load_cost_spec(file)).total_usd > 0
