@@ -26,6 +26,23 @@ class Pool(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """Tokens of a month."""
+
+    prefilled: float = 0
+    cached: float = 0
+    output: float = 0
+
+    @property
+    def total(self) -> float:
+        """Return the sum of input and output tokens."""
+        return self.prefilled + self.cached + self.output
+
+    def __add__(self, other: "Tokens") -> "Tokens":
+        return Tokens(self.prefilled + other.prefilled, self.cached + other.cached, self.output + other.output)
+
+
+@dataclass(frozen=True)
 class PoolBill:
     """The monthly bill for one pool's GPUs."""
 
@@ -35,7 +52,7 @@ class PoolBill:
     mean_busy: float  # replicas' worth of work, over the day
     gpu_usd: float
     prompt_share: float  # of the work
-    tokens: "Tokens"
+    tokens: Tokens
 
     @property
     def utilisation(self) -> float:
@@ -54,23 +71,6 @@ class PoolBill:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Tokens of a month."""
-
-    prefilled: float
-    cached: float
-    output: float
-
-    @property
-    def total(self) -> float:
-        """Return the sum of input and output tokens."""
-        return self.prefilled + self.cached + self.output
-
-    def __add__(self, other: "Tokens") -> "Tokens":
-        return Tokens(self.prefilled + other.prefilled, self.cached + other.cached, self.output + other.output)
-
-
-@dataclass(frozen=True)
 class Bill:
     """The bill of a month, in US dollars."""
 
@@ -82,7 +82,7 @@ class Bill:
     @cached_property
     def tokens(self) -> Tokens:
         """Return the tokens of all pools."""
-        return sum((one.tokens for one in self.pools), Tokens(0, 0, 0))
+        return sum((one.tokens for one in self.pools), Tokens())
 
     @property
     def gpu_usd(self) -> float:

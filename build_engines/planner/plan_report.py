@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as tables for people and as data for programs."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-
-from rich.console import Console
-from rich.table import Table
 
 from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
@@ -17,6 +13,7 @@ from build_engines.planner.ranking import Option, Plan, Question
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
 from build_engines.planner.roofline.steady_state import Estimate
+from trireme.base.text_tables import TextTable, print_tables
 
 _GIB = 2**30
 
@@ -49,12 +46,7 @@ def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
 
 def print_plan(plan: Plan, *, name: str, num_shown: int) -> None:
     """Print the plan to standard output, as wide as the terminal."""
-    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 170)
-    for line in _heading(plan, name):
-        console.print(line, highlight=False)
-    console.print(_table(plan, num_shown))
-    for line in _notes(plan, num_shown):
-        console.print(line, highlight=False)
+    print_tables([_table(plan, num_shown)], title="\n".join(_heading(plan, name)))
 
 
 def _heading(plan: Plan, name: str) -> Iterator[str]:
@@ -107,16 +99,11 @@ def _load_in_words(question: Question) -> str:
     return words + (f", TPOT <= {targets.tpot_ms:g} ms" if targets.tpot_ms is not None else "")
 
 
-def _table(plan: Plan, num_shown: int) -> Table:
-    has_price = plan.question.price_per_gpu_hour is not None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in ("format", "KV", "layout", "GPUs", "batch", "TTFT ms", "TPOT ms", "tokens/s", "/GPU"):
-        table.add_column(header, justify="left" if header in {"format", "KV", "layout"} else "right", no_wrap=True)
-    if has_price:
-        table.add_column("$/M tokens", justify="right", no_wrap=True)
-    table.add_column("within", justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
-    table.add_column("behind the first by", overflow="fold")
+def _table(plan: Plan, num_shown: int) -> TextTable:
+    headers = ["format", "KV", "layout", "GPUs", "batch", "TTFT ms", "TPOT ms", "tokens/s", "/GPU"]
+    headers += ["$/M tokens"] if plan.question.price_per_gpu_hour is not None else []
+    headers += ["within", "bound by", "behind the first by"]
+    rows = []
     for option in plan.options[:num_shown]:
         engine, estimate = option.candidate.engine, option.estimate
         cells = [
@@ -127,9 +114,9 @@ def _table(plan: Plan, num_shown: int) -> Table:
         if option.usd_per_million_tokens is not None:
             cells.append(f"{option.usd_per_million_tokens:.3f}")
         bound = "serving host" if option.is_capped_by_serving else estimate.bound_by
-        cells += [f"x/÷ {option.uncertainty:.2f}", bound, option.why_not_first]
-        table.add_row(*cells)
-    return table
+        rows.append((*cells, f"x/÷ {option.uncertainty:.2f}", bound, option.why_not_first))
+    left = ("format", "KV", "layout", "bound by", "behind the first by")
+    return TextTable("", tuple(headers), tuple(rows), tuple(_notes(plan, num_shown)), left)
 
 
 def _notes(plan: Plan, num_shown: int) -> Iterator[str]:

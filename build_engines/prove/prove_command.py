@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from build_engines.prove.build_check import longest_sequence
 from build_engines.prove.check import Check, run_check
@@ -26,6 +26,7 @@ from build_engines.stages.build_job import Tools
 from build_engines.stages.build_progress import duration
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
+from trireme.base.text_tables import TextTable, print_tables
 
 EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
 
@@ -97,7 +98,7 @@ def prove(
     if is_json:
         sys.stdout.write(proof_text(proof))
     elif proof.bench:
-        Console().print(_table(proof))
+        print_tables([_table(proof)])
     console.print(f"written to {path}", markup=False)
     if proof.failures:
         raise typer.Exit(EXIT_NOT_PROVED)
@@ -170,15 +171,13 @@ def _commit() -> str | None:
         return None  # installed without its repository
 
 
-def _table(proof: Proof) -> Table:
-    table = Table(title=f"{proof.model.name} on {proof.gpu}: measured, and predicted / measured")
-    for column in ("provider", "through", "clients", "TTFT ms", "TPOT ms", "tokens/s", "TTFT", "TPOT", "tokens/s"):
-        table.add_column(column, justify="right")
+def _table(proof: Proof) -> TextTable:
+    headers = ("provider", "through", "clients", "TTFT ms", "TPOT ms", "tokens/s", "TTFT", "TPOT", "tokens/s")
+    rows = []
     for row in proof.bench:
-        figures, off = row.measured, row.ratio
-        ratios = (
-            ["", "", ""] if off is None else [f"{each:.2f}" for each in (off.ttft_ms, off.tpot_ms, off.tokens_per_s)]
-        )
-        seen = [f"{figures.ttft_ms:.1f}", f"{figures.tpot_ms:.2f}", f"{figures.tokens_per_s:.0f}"]
-        table.add_row(row.provider, row.path, str(row.concurrency), *seen, *ratios)
-    return table
+        seen, off = row.measured, row.ratio
+        ratios = ("", "", "") if off is None else tuple(f"{each:.2f}" for each in msgspec.structs.astuple(off))
+        figures = (f"{seen.ttft_ms:.1f}", f"{seen.tpot_ms:.2f}", f"{seen.tokens_per_s:.0f}")
+        rows.append((row.provider, row.path, str(row.concurrency), *figures, *ratios))
+    title = f"{proof.model.name} on {proof.gpu}: measured, and predicted / measured"
+    return TextTable(title, headers, tuple(rows), left=("through",))
