@@ -96,16 +96,8 @@ observe-files: setup ## Write the rules, their tests and the dashboards in helm/
 	.venv/bin/trireme observe files
 
 docs: setup ## Write the tables of the documents again and check every link between the documents
-	$(RUN) documents.contract_table
 	$(RUN) scripts.trtllm_names
-	$(RUN) documents.trtllm_page
-	$(RUN) documents.support_table
-	$(RUN) documents.quantization_page
-	$(RUN) documents.gate_page
-	$(RUN) documents.rollout_page
-	$(RUN) documents.peers_page
-	$(RUN) documents.cost_cases_page
-	$(RUN) documents.check_links
+	$(RUN) documents
 
 golden: setup ## Write what the chart makes of its examples again, in tests/golden/helm
 	@$(SETUP) --only chart

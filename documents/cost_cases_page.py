@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of `docs/cost_cases.md`, three worked cases, from `examples/cost` and the planner: `make docs`."""
 
-import sys
-import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.known_models import config_of
@@ -21,10 +18,10 @@ from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
 from build_engines.planner.roofline.steady_state import Workload
 from documents.long_context import Crowd, Seating, seat
+from documents.pages import DOCS, ROOT, paragraph
 from trireme.base.text_tables import TextTable
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "cost_cases.md"
+PAGE = DOCS / "cost_cases.md"
 _EXAMPLES = ROOT / "examples" / "cost"
 _HALF_A_MILLION = 500_000.0
 # Lambda's list prices of machines of 8, by a public catalogue of cloud prices (docs/cost.md has the addresses).
@@ -35,19 +32,15 @@ _CROWD = Crowd("llama-3.1-70b", 1000, Workload(32 * 1024, 300), Targets(500, 50)
 _NEW_TOKENS = 500
 
 
-def page() -> str:
+def page(_: str) -> str:
     """Return the text of the whole page."""
     sections = [_opening(), _halving(), _thousand_requests(), _thousand_users()]
     return "\n\n".join(part for section in sections for part in section) + "\n"
 
 
-def _text(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), width=140, break_long_words=False, break_on_hyphens=False)
-
-
 def _opening() -> Iterator[str]:
     yield "# Cost: three worked cases"
-    yield _text(
+    yield paragraph(
         """Written by `make docs` from `examples/cost/*.yaml` and the planner's prediction; formulas and the sources of
         prices are in [cost.md](cost.md). No GPU was here: throughput is predicted (`within` is the factor in which 9 of
         10 predictions should lie, [planner.md](planner.md)), and what is not predicted is an assumption that stands in
@@ -60,7 +53,7 @@ def _halving() -> Iterator[str]:
     found = find(spec, load_managed_prices())
     fleet, month, *_ = tables(found)
     yield "## Half a million dollars a month, halved"
-    yield _text(
+    yield paragraph(
         f"""`examples/cost/halve_500k.yaml`: {spec.traffic.requests_per_s:g} requests/s over the day,
         {spec.traffic.isl:g} tokens in and {spec.traffic.osl:g} out, the busiest hour {spec.traffic.peak_over_mean:g}
         times the mean. The fleet is sized for that hour and kept all day, all of it on demand, a 70B in 16 bits,
@@ -70,13 +63,13 @@ def _halving() -> Iterator[str]:
     yield month.markdown(level=3)
     assert found.levers is not None
     yield levers_table(found.levers).markdown(level=3)
-    yield _text(
+    yield paragraph(
         """Who batches in flight already has more traffic for the same money, and less left to save. The same file
         without that lever, its traffic scaled to what the same money pays for:"""
     )
     in_flight = scaled_to(_in_flight(spec), _HALF_A_MILLION)
     yield levers_table(plan_levers(in_flight)).markdown(level=3).replace("### Levers", "### In flight: levers")
-    yield _text(
+    yield paragraph(
         f"""There it is {in_flight.traffic.requests_per_s:.0f} requests/s. Quantized formats are not free of loss:
         `trireme evaluate` says what they cost ([quantization.md](quantization.md) has the demo model's). The share of
         prompts in the cache, of requests that a small model answers well, and of spot GPUs are the file's assumptions:
@@ -118,7 +111,7 @@ def _thousand_requests() -> Iterator[str]:
             rows.append(_fleet_row(variant, found))
             bills.append(found.total_usd)
     yield "## 1,000 requests a second on a 70B"
-    yield _text(
+    yield paragraph(
         f"""`examples/cost/thousand_requests_70b.yaml`, and the same with other GPUs, formats and mixes: day and night,
         TTFT at most {targets.slo_ttft_ms:g} ms and TPOT at most {targets.slo_tpot_ms:g} ms, replicas busy 70 % of the
         time, two spare, on demand. The question names neither the tokens nor the GPU, and the bill hangs on them: the
@@ -131,7 +124,7 @@ def _thousand_requests() -> Iterator[str]:
     against = find(spec, load_managed_prices())
     managed = next(one for one in tables(against) if one.title == "Against managed prices")
     yield managed.markdown(level=3)
-    yield _text("""The file's fleet against the example list: an H100 in FP8, 1,000 tokens in and 300 out.""")
+    yield paragraph("""The file's fleet against the example list: an H100 in FP8, 1,000 tokens in and 300 out.""")
     yield from _published()
 
 
@@ -159,7 +152,7 @@ def _published() -> Iterator[str]:
     usd_per_hour = _USD_PER_GPU_HOUR["h100"]
     rows = tuple(_published_row(one, usd_per_hour) for one in _comparable())
     headers = ("in, out", "GPUs", "published tokens/s", "planned", "ratio", "published: $/M out", "planned: $/M out")
-    note = _text(
+    note = paragraph(
         f"""Llama-3.1-70B in FP8 on H100, TensorRT-LLM 0.17, all requests queued at once, no latency target: output
         tokens/s of one replica (sources in `build_engines/planner/estimators/published_measurements.json`; these
         figures are among those that the planner was fitted to, and planner.md says how far off it is without them).
@@ -191,7 +184,7 @@ def _thousand_users() -> Iterator[str]:
     per_user = {form: _CROWD.workload.num_tokens * kv_bytes_per_token(model, form) for form in ("bf16", "fp8")}
     prefill_flops = 2 * num_active_parameters(model) * _CROWD.workload.isl
     yield "## 1,000 users with 32K of context each, TTFT < 500 ms, ITL < 50 ms"
-    yield _text(
+    yield paragraph(
         f"""A 70B with 8 KV heads keeps {per_user["bf16"] / 1e9:.1f} GB of KV cache for a user in 16 bits and
         {per_user["fp8"] / 1e9:.1f} GB in FP8; for all {_CROWD.users:,} that is
         {_CROWD.users * per_user["bf16"] / 1e12:.1f} and {_CROWD.users * per_user["fp8"] / 1e12:.1f} TB. Cold: all
@@ -207,7 +200,7 @@ def _thousand_users() -> Iterator[str]:
     )  # fmt: skip
     left = ("GPU, format", "layout")
     yield TextTable("Who meets it", headers, rows, left=left).markdown(level=3)
-    yield _text(
+    yield paragraph(
         f"""Cold, a prompt of 32K is {prefill_flops / 1e15:.1f} PFLOP of matrices alone. Least TTFT is of a user who is
         alone, in the layout that is fastest for that: on eight H100 none comes near half a second. What meets it cold
         does so with context parallelism and FP4, which no published measurement here has. For the rest the answer is
@@ -242,13 +235,3 @@ def _seat_cells(found: Seating, usd_per_gpu_hour: float) -> tuple[str, ...]:
         f"x/÷ {found.best.uncertainty:.2f}", f"{found.gpus_at_once:,}", month(found.gpus_at_once),
         f"{found.gpus_thinking:,}", month(found.gpus_thinking),
     )  # fmt: skip
-
-
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n")
-
-
-if __name__ == "__main__":
-    main()

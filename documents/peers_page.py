@@ -1,36 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of the tables of peers in `docs/performance.md` from the latest results that are kept: `make docs`."""
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.shown import cells
-from benchmarks.support.report import RESULTS, markdown_table, with_tables
+from documents.pages import DOCS, Document, latest, with_tables
+from trireme.base.text_tables import markdown_table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-
-Document = Mapping[str, Any]
+PAGE = DOCS / "performance.md"
 
 _FIGURES = ("users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client's CPU")
 _RATIOS = ("ours over it: tokens/s", "TTFT p50", "TPOT p50")
 
 
-def latest(name: str) -> Document | None:
-    """Return the newest result of a name by its date; None: there is none."""
-    paths = sorted(RESULTS.glob(f"{name}_[0-9]*.json"))
-    return json.loads(paths[-1].read_text(encoding="utf-8")) if paths else None
-
-
-def tables() -> dict[str, str]:
-    """Return the page's tables of what has been measured, by name."""
-    found: dict[str, str] = {}
-    if (peers := latest("peers")) is not None:
-        found |= {"peers": _peers(peers), "what the peers were": _sides(peers["sides"])}
-    if (mocker := latest("dynamo_mocker")) is not None:
-        found |= {"frontends": _frontends(mocker), "what the frontends were": _sides(mocker["sides"])}
-    return found
+def page(text: str) -> str:
+    """Return the page with its tables written anew."""
+    (_, peers), (_, mocker) = latest("peers"), latest("dynamo_mocker")
+    return with_tables(
+        text,
+        {
+            "peers": _peers(peers),
+            "what the peers were": _sides(peers["sides"]),
+            "frontends": _frontends(mocker),
+            "what the frontends were": _sides(mocker["sides"]),
+        },
+    )
 
 
 def _peers(result: Document) -> str:
@@ -58,12 +52,3 @@ def _frontends(result: Document) -> str:
 def _sides(sides: Iterable[Mapping[str, str]]) -> str:
     rows = ([side["side"], side["version"], side["precision"], f"`{side['settings']}`"] for side in sides)
     return markdown_table(["side", "version", "precision", "started as"], rows)
-
-
-def main() -> None:
-    """Write the page anew."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of `docs/quantization.md` from the latest result of `benchmarks.quantization`: `make docs`."""
 
-import json
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from benchmarks.support.report import RESULTS, markdown_table
+from documents.pages import DOCS, Document, latest, paragraph
+from trireme.base.text_tables import markdown_table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "quantization.md"
+PAGE = DOCS / "quantization.md"
 _NAMES = {
     "perplexity_ratio": "perplexity over the base's",
     "kl": "KL divergence, nats a token",
@@ -17,16 +14,10 @@ _NAMES = {
     "accuracy_drop": "right answers lost",
 }
 
-Document = Mapping[str, Any]
 
-
-def latest() -> Path:
-    """Return the newest result by its date."""
-    return max(RESULTS.glob("quantization_demo_cpu_*.json"))
-
-
-def page(result: Document, source: str) -> str:
+def page(_: str) -> str:
     """Return the text of the whole page."""
+    source, result = latest("quantization_demo_cpu")
     rows, base = result["releases"], result["releases"][0]["name"]
     kv_cache = {"name": f"{base}, u8 against f16", "quality": result["kv_cache"]}
     sections = [
@@ -41,18 +32,14 @@ def page(result: Document, source: str) -> str:
     return "\n\n".join(part for section in sections for part in section) + "\n"
 
 
-def _text(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), width=140, break_long_words=False, break_on_hyphens=False)
-
-
 _STORIES = [
-    _text(
+    paragraph(
         """In brackets the 95 % interval. Stories are open-ended, 128 tokens long: after a first difference,
         for which two nearly equal probabilities are enough, everything counts as different."""
     )
 ]
 _KV_CACHE = [
-    _text(
+    paragraph(
         """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain
         inference, 16 tokens at a time, whose cache is quantized in a similar way and not the same; texts of 16
         tokens and fewer say nothing about it."""
@@ -63,12 +50,12 @@ _KV_CACHE = [
 def _origin(result: Document, source: str) -> Iterator[str]:
     where = result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in result["releases"][0]["versions"].items())
-    yield _text(
+    yield paragraph(
         f"""Written by `make docs` from `benchmarks/results/{source}`; what the figures mean and how a recipe
         sets limits is in [evaluation.md](evaluation.md). To measure again, build the recipes below and give
         the releases to `python -m benchmarks.quantization`, the base first."""
     )
-    yield _text(
+    yield paragraph(
         f"""{where["date"][:10]}, {where["cpu"]}, {where["num_cpus"]} cores without a GPU, Python
         {where["python"]}; computed in {result["computed_in"]}, as this
         processor does by itself; built with {versions}. Everything but size holds for the demo model alone: it
@@ -93,7 +80,7 @@ def _sizes(rows: list[Document]) -> Iterator[str]:
             for row in rows
         ),
     )
-    yield _text(
+    yield paragraph(
         """The file is `openvino_model.bin`; the last two columns say how many times smaller it is, and the
         matrices in its layers by themselves, than of the first row. Predicted by
         `build_engines.openvino.openvino_formats`. The embedding, which is the head too, has a fifth of this model's
@@ -134,7 +121,7 @@ def _speeds(result: Document) -> Iterator[str]:
     )
     plain = [speed["releases"][0][count]["tokens_per_s"]["median"] for count in ("1", "16")]
     where = speed["environment"]
-    yield _text(
+    yield paragraph(
         f"""Output tokens/s over those of `{names[0]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own
         process without a server, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds in which
         each was measured once, medians with the 90 % interval. {where["date"][:10]}; the machine was shared:
@@ -181,14 +168,3 @@ def _figures(row: Document, metric: str) -> dict[tuple[str, str], Document]:
 
 def _speed(ratio: Document) -> str:
     return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-
-def main() -> None:
-    """Write the page."""
-    file = latest()
-    PAGE.write_text(page(json.loads(file.read_text(encoding="utf-8")), file.name), encoding="utf-8")
-    print(f"{PAGE.relative_to(PAGE.parent.parent)} from {file.name}")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,29 +86,6 @@ def write_result(name: str, result: dict[str, object], path: Path | None = None)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
-
-
-def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Of cells that are Markdown already."""
-    header = list(header)
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
-
-
-def with_tables(text: str, tables: Mapping[str, str]) -> str:
-    """A page with its tables written anew; each stands between a pair of comments that name it.
-
-    Raises:
-        ValueError: a pair is missing.
-    """
-    for name, table in tables.items():
-        begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"the page has no place for {name}: it takes the lines {begin!r} and {end!r}")
-        text = before + begin + table + "\n" + end + after
-    return text
 
 
 def triton_version(triton_http: str) -> str:

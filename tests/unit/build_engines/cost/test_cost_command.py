@@ -28,7 +28,7 @@ from clients.load_report.rates import Rate
 from clients.load_report.run_figures import ClientFigures, RunFigures
 from clients.load_report.server_figures import ServerFigures
 from clients.load_report.steady_state import Window
-from documents.cost_cases_page import PAGE, page, scaled_to
+from documents.cost_cases_page import scaled_to
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
 
@@ -526,10 +526,6 @@ def test_a_million_records_would_not_be_kept(tmp_path: Path) -> None:
 
 
 # What is committed.
-
-
-def test_the_committed_page_of_cases_is_what_make_docs_writes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page()
 
 
 def test_the_half_million_of_the_case_is_half_a_million_and_is_halved() -> None:
