@@ -22,7 +22,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.support.report import RESULTS, cpu_model
+from benchmarks.support.report import RESULTS
+from trireme.base.provenance import cpu_model
 
 ROOT = Path(__file__).parent.parent
 SLACK = 0.03

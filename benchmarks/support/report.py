@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from trireme.base.provenance import commit, cpu_model
 from trireme.base.sample_statistics import Floats, block_bootstrap, bootstrap, interval, percentile
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -63,8 +63,7 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD")
-        + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else ""),
+        "commit": commit() or "",
         "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -92,16 +91,3 @@ def triton_version(triton_http: str) -> str:
     """What a Triton says at ``host:port``."""
     with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
         return str(json.load(response)["version"])
-
-
-def cpu_model() -> str:
-    """As Linux names the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _git(*args: str) -> str:
-    found = subprocess.run(["git", *args], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return found.stdout.strip()

@@ -4,8 +4,6 @@
 import contextlib
 import datetime
 import json
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from build_engines.prove.proving import CHECKS, Proving, describe_checks
 from build_engines.stages.build_job import Tools
 from build_engines.stages.build_progress import duration
 from trireme.base.errors import SpecError
-from trireme.base.project_files import CODE_ROOT
+from trireme.base.provenance import commit
 from trireme.base.text_tables import TextTable, print_tables
 
 EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
@@ -78,7 +76,7 @@ def prove(
     out.mkdir(parents=True, exist_ok=True)  # before an hour is spent
     proof = Proof(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        commit=_commit(),
+        commit=commit(),
         gpu=row.name,
         machine=machine,
         model=describe_model(checkpoint),
@@ -134,15 +132,12 @@ def _say_what_would_be_done(why: NoGpuError, names: list[str], console: Console,
 
 @contextlib.contextmanager
 def _work_folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="trireme-prove-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    else:
         given.mkdir(parents=True, exist_ok=True)
         yield given.resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="trireme-prove-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -157,18 +152,6 @@ def _shown(console: Console, check: Check) -> Iterator[None]:
 
 def _version(proof: Proof) -> str:
     return proof.machine.versions.get("tensorrt_llm", "not installed")
-
-
-def _commit() -> str | None:
-    def git(*args: str) -> str:
-        result = subprocess.run(["git", *args], cwd=CODE_ROOT, capture_output=True, text=True, check=True)
-        return result.stdout.strip()
-
-    try:
-        is_changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "HEAD") + ("-dirty" if is_changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None  # installed without its repository
 
 
 def _table(proof: Proof) -> TextTable:

@@ -21,6 +21,7 @@ from clients.load_run.json_lines import Lines, LinesFile, cannot_write, read_lin
 from clients.load_run.load_record import LoadRecord, Unended, check_record
 from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import SpecError
+from trireme.base.provenance import cpu_model
 
 _INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"
 _PACKAGES = ("trireme", "tritonclient", "grpcio", "msgspec", "numpy")
@@ -179,7 +180,7 @@ def environment() -> dict[str, Any]:
     """Return the machine and the versions of the client; the server may share the machine."""
     return {
         "machine": platform.machine(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": round(os.getloadavg()[0], 2),
@@ -200,11 +201,3 @@ def package_version(name: str) -> str | None:
 def now() -> str:
     """Return the date for a run, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -19,13 +19,13 @@ from running_server import RunningServer, deployment_text
 from steady_load import steady_load
 from waiting import wait_until
 
-from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest
 from observability.dashboards.all_dashboards import dashboards
 from observability.dashboards.panels import Dashboard, filled_in
 from observability.drill import metrics_page
 from observability.local_prometheus import LocalPrometheus
 from observability.rules.objectives import Objectives
+from trireme.base.free_ports import free_ports
 
 pytestmark = needs_prometheus
 
