@@ -7,10 +7,10 @@ from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.known_models import config_of
 from build_engines.checkpoint.weight_table import num_active_parameters
 from build_engines.cost.bill import HOURS_PER_MONTH, Bill, bill, scaled
-from build_engines.cost.cost_spec import CostSpec, PlannedEngine, Traffic, changed, load_cost_spec
+from build_engines.cost.cost_spec import CostSpec, PlannedEngine, Traffic, changed, load_document
 from build_engines.cost.findings import find
 from build_engines.cost.levers import plan_levers
-from build_engines.cost.managed_prices import load_managed_prices
+from build_engines.cost.managed_prices import EXAMPLE, ManagedPrices
 from build_engines.cost.report_tables import levers_table, price, tables, usd
 from build_engines.planner.estimators.published import Measurement, predicted, scored
 from build_engines.planner.ranking import Targets
@@ -49,8 +49,8 @@ def _opening() -> Iterator[str]:
 
 
 def _halving() -> Iterator[str]:
-    spec = load_cost_spec(_EXAMPLES / "halve_500k.yaml")
-    found = find(spec, load_managed_prices())
+    spec = load_document(CostSpec, _EXAMPLES / "halve_500k.yaml")
+    found = find(spec, load_document(ManagedPrices, EXAMPLE))
     fleet, month, *_ = tables(found)
     yield "## Half a million dollars a month, halved"
     yield paragraph(
@@ -100,7 +100,7 @@ def scaled_to(spec: CostSpec, target_usd: float) -> CostSpec:
 
 
 def _thousand_requests() -> Iterator[str]:
-    spec = load_cost_spec(_EXAMPLES / "thousand_requests_70b.yaml")
+    spec = load_document(CostSpec, _EXAMPLES / "thousand_requests_70b.yaml")
     targets = spec.engine
     assert isinstance(targets, PlannedEngine)
     rows, bills = [], []
@@ -121,7 +121,7 @@ def _thousand_requests() -> Iterator[str]:
         "in, out", "GPU, format", "replicas x GPUs", "GPUs", "within", "$ a month", "$/M in", "$/M out", "$/M all",
     )  # fmt: skip
     yield TextTable("Fleets", headers, tuple(rows), left=("GPU, format",)).markdown(level=3)
-    against = find(spec, load_managed_prices())
+    against = find(spec, load_document(ManagedPrices, EXAMPLE))
     managed = next(one for one in tables(against) if one.title == "Against managed prices")
     yield managed.markdown(level=3)
     yield paragraph("""The file's fleet against the example list: an H100 in FP8, 1,000 tokens in and 300 out.""")

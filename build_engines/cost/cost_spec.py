@@ -249,15 +249,6 @@ def changed(spec: Document, changes: Mapping[str, object]) -> Document:
     return spec
 
 
-def load_cost_spec(path: Path) -> CostSpec:
-    """Read and check a file of assumptions.
-
-    Raises:
-        SpecError: the file cannot be read, is not YAML, or is no `CostSpec`.
-    """
-    return load_document(CostSpec, path)
-
-
 def load_document(model: type[Document], path: Path) -> Document:
     """Read and check a YAML file of any model.
 

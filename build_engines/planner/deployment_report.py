@@ -2,7 +2,6 @@
 """`trireme plan --deployment`: the memory plan of a deployment, for people and as JSON."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from build_engines.planner.deployment_plan import HOST, DeploymentPlan, EnginePart, gib, plan_deployment
 from build_engines.planner.device_memory import device_memory
 from ensemble_configs.spec.deployment import load_deployment
-from trireme.base.text_tables import TextTable, print_tables
+from trireme.base.text_tables import TextTable, json_text, print_tables
 
 
 def report_deployment(
@@ -32,8 +31,7 @@ def report_deployment(
     memory_bytes, num_here = device_memory(spec, gpu=gpu, num_gpus=num_gpus, host_memory_gib=host_memory_gib)
     plan = plan_deployment(spec, memory_bytes, num_gpus=num_here)
     if is_json:
-        json.dump(_as_data(plan), sys.stdout, indent=2, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(json_text(_as_data(plan)))
     else:
         is_measured = host_memory_gib is None and spec.machine.host_memory_gib is None
         _print(plan, host="that are free here now" if is_measured else "")

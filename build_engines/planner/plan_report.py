@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as tables for people and as data for programs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from typing import TypeVar
 
 from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
@@ -16,6 +17,7 @@ from build_engines.planner.roofline.steady_state import Estimate
 from trireme.base.text_tables import TextTable, print_tables
 
 _GIB = 2**30
+T = TypeVar("T")
 
 
 def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
@@ -71,17 +73,20 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
 
 def _estimators(plan: Plan) -> Iterator[str]:
     """Yield how many options each estimator estimated, and why the first estimator did not."""
-    of_name: dict[str, list[Option]] = {}
-    for option in plan.options:
-        of_name.setdefault(option.estimator, []).append(option)
+    of_name = _grouped(plan.options, lambda option: option.estimator)
     counts = ", ".join(f"{len(options)} options by {name}" for name, options in of_name.items())
     yield f"estimated: {counts}" + (f"; {plan.why_estimator}" if plan.why_estimator else "")
-    passed_over: dict[str, list[Option]] = {}
-    for option in plan.options:
-        if option.why_estimator:
-            passed_over.setdefault(option.why_estimator, []).append(option)
-    for reason, options in passed_over.items():
+    for reason, options in _grouped(plan.options, lambda option: option.why_estimator).items():
         yield f"  {options[0].estimator} for {len(options)} options, {options[0].candidate.name} among them; {reason}"
+
+
+def _grouped(items: Iterable[T], reason_of: Callable[[T], str | None]) -> dict[str, list[T]]:
+    """Return the items by their reason, without those that have none."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        if reason := reason_of(item):
+            groups.setdefault(reason, []).append(item)
+    return groups
 
 
 def _load_in_words(question: Question) -> str:
@@ -138,22 +143,17 @@ def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
         limit = f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica, measured on two cores"
         made = f"the engines make {best.engine_output_tokens_per_s:,.0f} tokens/s"
         yield f"The serving host binds before the GPUs ({limit}; {made}). Measure yours: --serving-responses-per-s."
-    unchunked: dict[str, list[str]] = {}
-    for option in plan.options[:num_shown]:
-        if option.candidate.why_not_chunked is not None:
-            unchunked.setdefault(option.candidate.why_not_chunked, []).append(option.candidate.name)
-    for reason, names in unchunked.items():
+    unchunked = _grouped([option.candidate for option in plan.options[:num_shown]], lambda one: one.why_not_chunked)
+    for reason, found in unchunked.items():
         most = f"prompts of {plan.question.wanted.max_num_tokens:,} tokens at most"
-        yield f"No chunked prefill and no block reuse, {most}: {'; '.join(names)}: {reason}."
+        yield f"No chunked prefill and no block reuse, {most}: {'; '.join(one.name for one in found)}: {reason}."
     unmeasured = sorted({name for option in plan.options[:num_shown] for name in option.unmeasured})
     if unmeasured:
         yield f"Wider in `within`, for no published measurement was fitted for: {', '.join(unmeasured)}."
-    groups: dict[str, list[str]] = {}
-    for one in plan.rejected:
-        groups.setdefault(one.reason, []).append(one.name)
-    if groups:
+    if plan.rejected:
         yield "Not possible:"
-    for reason, names in groups.items():
+    for reason, rejected in _grouped(plan.rejected, lambda one: one.reason).items():
+        names = [one.name for one in rejected]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield f"  {'; '.join(names[:3])}{more}: {reason}"
 

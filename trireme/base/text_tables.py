@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of text, which a terminal and Markdown show alike."""
+"""What a command tells: tables of text, alike on a terminal and in Markdown, and JSON."""
 
+import json
 import sys
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -64,3 +65,12 @@ def print_tables(found: Iterable[TextTable], *, title: str = "") -> None:
         out.print(table)
         for note in one.notes:
             out.print(note)
+
+
+def json_text(data: object) -> str:
+    """Return data as indented JSON for a file or a terminal.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
