@@ -97,20 +97,8 @@ observe-files: setup ## Write the rules and the dashboards in helm/trireme/files
 	.venv/bin/trireme observe files
 
 docs: setup ## Write the generated pages and tables again, check every link, and build the site in site/
-	$(RUN) documents.contract_table
 	$(RUN) scripts.trtllm_names
-	$(RUN) documents.trtllm_page
-	$(RUN) documents.support_table
-	$(RUN) documents.quantization_page
-	$(RUN) documents.planner_page
-	$(RUN) documents.gate_page
-	$(RUN) documents.rollout_page
-	$(RUN) documents.admission_page
-	$(RUN) documents.performance_page
-	$(RUN) documents.decision_pages
-	$(RUN) documents.cost_cases_page
-	$(RUN) documents.reference.reference_pages
-	$(RUN) documents.check_links
+	$(RUN) documents
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet
 
 golden: setup ## Write what the chart makes of its examples again, in tests/golden/helm

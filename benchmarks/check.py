@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.support.report import RESULTS
-from clients.load_run.run_folder import cpu_model
+from trireme.base.provenance import cpu_model
 
 ROOT = Path(__file__).parent.parent
 SLACK = 0.03

@@ -3,8 +3,9 @@
 
 from pathlib import Path
 
-from benchmarks.support.report import markdown_table, with_tables
 from documents.measured_tables import Document, latest, source
+from documents.pages import with_tables
+from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "admission.md"
 _CLASSES = ("premium", "standard", "batch")
@@ -15,6 +16,11 @@ _STUDIES = {
     "bursty_step_40_ms": "bursty, within 15 ms",
     "bursty_step_40_ms_refuse_within_0_ms": "bursty, when hopeless",
 }
+
+
+def page(text: str) -> str:
+    """Return the page with its tables written anew."""
+    return with_tables(text, tables())
 
 
 def tables() -> dict[str, str]:
@@ -86,12 +92,3 @@ def _class(found: Document) -> str:
         return f"{found['good_share']:.0%}"
     value = ttft if isinstance(ttft, float) else ttft["value"]
     return f"{found['good_share']:.0%}, " + (f"{value / 1000:.1f} s" if value >= 1000 else f"{value:.0f} ms")
-
-
-def main() -> None:
-    """Write the page anew."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of the tables of `docs/decisions/*.md`, from committed results and the planner: `make docs`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.peers.shown import with_interval
-from benchmarks.support.report import markdown_table, with_tables
-from build_engines.cost.cost_spec import load_cost_spec
+from build_engines.cost.cost_spec import CostSpec, load_document
 from build_engines.cost.findings import find
-from build_engines.cost.managed_prices import load_managed_prices
-from build_engines.cost.report_formats import markdown
+from build_engines.cost.managed_prices import EXAMPLE, ManagedPrices
 from build_engines.cost.report_tables import levers_table, tables, usd
 from documents import admission_page, measured_tables, planned_tables
 from documents.measured_tables import latest, source
+from documents.pages import with_tables
+from trireme.base.text_tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "decisions"
@@ -46,17 +46,23 @@ def quantization() -> str:
 def managed() -> str:
     """Return a fleet of 1,000 requests/s against managed prices."""
     found = find(
-        load_cost_spec(_EXAMPLES / "thousand_requests_70b.yaml"), load_managed_prices(), sensitivity_fraction=None
+        load_document(CostSpec, _EXAMPLES / "thousand_requests_70b.yaml"),
+        load_document(ManagedPrices, EXAMPLE),
+        sensitivity_fraction=None,
     )
     table = next(one for one in tables(found) if one.title == "Against managed prices")
     command = "```console\n$ trireme cost examples/cost/thousand_requests_70b.yaml\n```"
     fleet = f"The fleet costs {usd(found.bill.total_usd)} a month, throughput predicted by the planner, not measured:"
-    return "\n\n".join([markdown(table).partition("\n\n")[2], fleet, command])
+    return "\n\n".join([table.markdown().partition("\n\n")[2], fleet, command])
 
 
 def levers() -> str:
     """Return what each lever saves of a bill of half a million dollars a month."""
-    found = find(load_cost_spec(_EXAMPLES / "halve_500k.yaml"), load_managed_prices(), sensitivity_fraction=None)
+    found = find(
+        load_document(CostSpec, _EXAMPLES / "halve_500k.yaml"),
+        load_document(ManagedPrices, EXAMPLE),
+        sensitivity_fraction=None,
+    )
     assert found.levers is not None
     table = levers_table(found.levers)
     rows = [[row[0], row[1], row[2], row[4]] for row in table.rows]
@@ -83,7 +89,7 @@ def peers() -> str:
     return f"{markdown_table(header, rows)}\n\nFrom {source('peers', 'dynamo_mocker')}"
 
 
-PAGES: dict[str, dict[str, Callable[[], str]]] = {
+_PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "batching": {
         "static batching": measured_tables.static_batching,
         "paged memory": measured_tables.paged_memory,
@@ -98,17 +104,8 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 }
 
 
-def written(name: str, text: str) -> str:
-    """Return a page with its tables written anew."""
-    return with_tables(text, {table: write() for table, write in PAGES[name].items()})
+def _writer(writers: Mapping[str, Callable[[], str]]) -> Callable[[str], str]:
+    return lambda text: with_tables(text, {table: write() for table, write in writers.items()})
 
 
-def main() -> None:
-    """Write the pages anew."""
-    for name in PAGES:
-        page = FOLDER / f"{name}.md"
-        page.write_text(written(name, page.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+WRITERS: Mapping[Path, Callable[[str], str]] = {FOLDER / f"{name}.md": _writer(pages) for name, pages in _PAGES.items()}

@@ -1,32 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of the tables of `docs/rollout_gate.md` from the latest result of `gate_trials`: `make docs`."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from benchmarks.support.report import RESULTS, markdown_table, with_tables
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import METRICS, alpha_of
+from documents.pages import DOCS, Document, latest, with_tables
+from trireme.base.text_tables import markdown_table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "rollout_gate.md"
+PAGE = DOCS / "rollout_gate.md"
 _POWER = 0.95  # that was asked for, within 2,000 requests
 
-Document = Mapping[str, Any]
 
-
-def latest() -> Path:
-    """Return the newest result by its date."""
-    return max(RESULTS.glob("gate_trials_[0-9]*.json"))
-
-
-def page(text: str, result: Document, source: str) -> str:
-    """Return the page with its tables written anew; each stands between a pair of comments that name it.
-
-    Raises:
-        ValueError: a pair is missing.
-    """
+def page(text: str) -> str:
+    """Return the page with its tables written anew."""
+    source, result = latest("gate_trials")
     tables = {
         "metrics": _metrics(),
         "origin": _origin(result, source),
@@ -128,15 +114,3 @@ def _changed(one: Document) -> str:
     found = "" if one["spread"] == 1 else f", {one['spread']:g} times the spread"
     found += "" if one["own"] == 1 else f", bursts {one['own']:.2g} times as large"
     return found + ("" if one["own_fade"] == 1 else f", fading {one['own_fade']:g} times as long")
-
-
-def main() -> None:
-    """Write the page."""
-    file = latest()
-    text = page(PAGE.read_text(encoding="utf-8"), json.loads(file.read_text(encoding="utf-8")), file.name)
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"{PAGE.relative_to(PAGE.parent.parent)} from {file.name}")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.shown import with_interval
-from benchmarks.support.report import RESULTS, markdown_table
+from benchmarks.support.report import RESULTS
+from trireme.base.text_tables import markdown_table
 
 Document = Mapping[str, Any]
 _KV_FREE = "kv_free_ms"

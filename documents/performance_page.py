@@ -5,14 +5,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.peers.shown import cells
-from benchmarks.support.report import markdown_table, with_tables
 from documents import measured_tables
 from documents.measured_tables import Document, latest
+from documents.pages import with_tables
+from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 _FIGURES = ("users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client's CPU")
 _RATIOS = ("ours over it: tokens/s", "TTFT p50", "TPOT p50")
+
+
+def page(text: str) -> str:
+    """Return the page with its tables written anew."""
+    return with_tables(text, tables())
 
 
 def tables() -> dict[str, str]:
@@ -67,12 +73,3 @@ def _sides(sides: Iterable[Mapping[str, str]]) -> str:
     first = {side["side"]: side for side in reversed(list(sides))}  # of each side; later ones differ in the step's time
     rows = ([name, one["version"], one["precision"], f"`{one['settings']}`"] for name, one in reversed(first.items()))
     return markdown_table(["side", "version", "precision", "started as"], rows)
-
-
-def main() -> None:
-    """Write the page anew."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from benchmarks.support.report import markdown_table
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
@@ -16,6 +15,7 @@ from build_engines.planner.roofline.candidates import Machines, Wanted
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
 from build_engines.planner.roofline.steady_state import Limits, Workload, prompt_share
+from trireme.base.text_tables import markdown_table
 
 _NETWORK_GBS = 50  # 400 Gb/s, one direction
 

@@ -3,11 +3,18 @@
 
 from pathlib import Path
 
-from benchmarks.support.report import RESULTS, markdown_table, with_tables
+from benchmarks.support.report import RESULTS
 from documents.measured_tables import Document, latest
+from documents.pages import with_tables
+from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner.md"
 _GPUS = {"h100": "H100", "a100-80": "A100-80", "l40s": "L40S"}
+
+
+def page(text: str) -> str:
+    """Return the page with its tables written anew."""
+    return with_tables(text, tables())
 
 
 def tables() -> dict[str, str]:
@@ -63,12 +70,3 @@ def _error(one: Document) -> str:
 
 def _origin() -> str:
     return f"\n\nFrom `benchmarks/results/{max(RESULTS.glob('planner_estimators_[0-9]*.json')).name}`."
-
-
-def main() -> None:
-    """Write the page anew."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

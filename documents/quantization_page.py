@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of `docs/quantization.md` from the latest result of `benchmarks.quantization`: `make docs`."""
 
-import json
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from benchmarks.support.report import RESULTS, markdown_table
+from documents.pages import DOCS, Document, latest, paragraph
+from trireme.base.text_tables import markdown_table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "quantization.md"
+PAGE = DOCS / "quantization.md"
 _NAMES = {
     "perplexity_ratio": "perplexity over the base's",
     "kl": "KL divergence, nats a token",
@@ -17,16 +14,10 @@ _NAMES = {
     "accuracy_drop": "right answers lost",
 }
 
-Document = Mapping[str, Any]
 
-
-def latest() -> Path:
-    """Return the newest result by its date."""
-    return max(RESULTS.glob("quantization_demo_cpu_*.json"))
-
-
-def page(result: Document, source: str) -> str:
+def page(_: str) -> str:
     """Return the text of the whole page."""
+    source, result = latest("quantization_demo_cpu")
     rows, base = result["releases"], result["releases"][0]["name"]
     kv_cache = {"name": f"{base}, u8 against f16", "quality": result["kv_cache"]}
     sections = [
@@ -41,18 +32,14 @@ def page(result: Document, source: str) -> str:
     return "\n\n".join(part for section in sections for part in section) + "\n"
 
 
-def _text(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), width=140, break_long_words=False, break_on_hyphens=False)
-
-
 _STORIES = [
-    _text(
+    paragraph(
         """In brackets the 95 % interval. Stories have 128 tokens: after a first difference everything counts as
         different."""
     )
 ]
 _KV_CACHE = [
-    _text(
+    paragraph(
         """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain inference, 16
         tokens at a time, whose cache is quantized in a similar way; shorter texts say nothing about it."""
     )
@@ -62,12 +49,12 @@ _KV_CACHE = [
 def _origin(result: Document, source: str) -> Iterator[str]:
     where = result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in result["releases"][0]["versions"].items())
-    yield _text(
+    yield paragraph(
         f"""Written by `make docs` from `benchmarks/results/{source}`. What the figures mean:
         [evaluation.md](evaluation.md); which to choose: [decisions/quantization.md](decisions/quantization.md). To
         measure again, build the recipes and give the releases to `python -m benchmarks.quantization`, base first."""
     )
-    yield _text(
+    yield paragraph(
         f"""{where["date"][:10]}, {where["cpu"]}, {where["num_cpus"]} cores without a GPU, Python
         {where["python"]}; computed in {result["computed_in"]}; built with {versions}. All but size holds for the
         demo model alone: it knows little, so quantization costs it less than a large model."""
@@ -90,7 +77,7 @@ def _sizes(rows: list[Document]) -> Iterator[str]:
             for row in rows
         ),
     )
-    yield _text(
+    yield paragraph(
         """The file is `openvino_model.bin`, predicted by `build_engines.openvino.openvino_formats`; the last two
         columns say how many times smaller it and its matrices are than the first row's. The embedding, a fifth of the
         parameters, stays in int8 where the layers are int4."""
@@ -130,7 +117,7 @@ def _speeds(result: Document) -> Iterator[str]:
     )
     plain = [speed["releases"][0][count]["tokens_per_s"]["median"] for count in ("1", "16")]
     where = speed["environment"]
-    yield _text(
+    yield paragraph(
         f"""Output tokens/s over those of `{names[0]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own
         process, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds, medians with the 90 % interval;
         a shared machine, load {where["load_1min"]:.1f} on {where["num_cpus"]} cores."""
@@ -175,14 +162,3 @@ def _figures(row: Document, metric: str) -> dict[tuple[str, str], Document]:
 
 def _speed(ratio: Document) -> str:
     return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-
-def main() -> None:
-    """Write the page."""
-    file = latest()
-    PAGE.write_text(page(json.loads(file.read_text(encoding="utf-8")), file.name), encoding="utf-8")
-    print(f"{PAGE.relative_to(PAGE.parent.parent)} from {file.name}")
-
-
-if __name__ == "__main__":
-    main()

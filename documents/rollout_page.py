@@ -1,27 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of the tables of `docs/rollouts.md` from the latest results of the rollouts' long tests: `make docs`."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from documents.pages import DOCS, Document, latest, with_tables
+from trireme.base.text_tables import markdown_table
 
-from benchmarks.support.report import RESULTS, markdown_table, with_tables
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "rollouts.md"
-
-Document = Mapping[str, Any]
+PAGE = DOCS / "rollouts.md"
 
 
-def latest(name: str) -> Document:
-    """Return the newest result of a name by its date."""
-    found: Document = json.loads(max(RESULTS.glob(f"{name}_[0-9]*.json")).read_text(encoding="utf-8"))
-    return found
-
-
-def tables(rollouts: Document, kills: Document) -> dict[str, str]:
-    """Return the page's tables by name."""
-    return {"rollouts": _rollouts(rollouts), "shadow cost": _shadow_cost(rollouts), "kills": _kills(kills)}
+def page(text: str) -> str:
+    """Return the page with its tables written anew."""
+    (_, rollouts), (_, kills) = latest("rollouts"), latest("rollout_kills")
+    tables = {"rollouts": _rollouts(rollouts), "shadow cost": _shadow_cost(rollouts), "kills": _kills(kills)}
+    return with_tables(text, tables)
 
 
 def _rollouts(result: Document) -> str:
@@ -75,8 +65,3 @@ def _kills(result: Document) -> str:
             for one in result["kills"]
         ),
     )
-
-
-if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_tables(text, tables(latest("rollouts"), latest("rollout_kills"))), encoding="utf-8")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of differences between two Triton servers, what each means here, and which tests show it, from data."""
 
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ from pydantic import Field
 
 from ensemble_configs.spec.base import Spec
 from ensemble_configs.spec.validation import validate
+from trireme.base.text_tables import markdown_table
 
 _DATA = Path(__file__).with_name("triton_differences.yaml")
 
@@ -45,14 +45,13 @@ def differences() -> Differences:
     return validate(Differences, yaml.safe_load(_DATA.read_text(encoding="utf-8")), source=_DATA)
 
 
-def difference_table() -> Iterator[str]:
-    """Return the lines of the table, as Markdown, with the day and the meaning of its marks."""
+def difference_table() -> str:
+    """Return the table as Markdown, with the day and the meaning of its marks."""
     found = differences()
-    yield f"As of {found.date}. O: observed on both; S: the newer one's is read in its source."
-    yield ""
-    columns = ("what", f"Triton {found.older}", f"Triton {found.newer}", "here", "", "tests")
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
+    rows = []
     for row in found.rows:
         tests = "<br>".join(f"`{test.partition('::')[2] or test}`" for test in row.tests)
-        yield f"| {' | '.join([row.what, row.older, row.newer, row.here, row.source, tests])} |"
+        rows.append((row.what, row.older, row.newer, row.here, row.source, tests))
+    header = ("what", f"Triton {found.older}", f"Triton {found.newer}", "here", "", "tests")
+    read = f"As of {found.date}. O: observed on both; S: the newer one's is read in its source."
+    return f"{read}\n\n{markdown_table(header, rows)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.peers import model_files
 from benchmarks.peers.child_server import serving
 from benchmarks.peers.peer import AskedServer, Started, is_ready
-from benchmarks.support.free_ports import free_ports
+from trireme.base.free_ports import free_ports
 
 _HOME = model_files.ROOT / ".tools" / "dynamo"
 _PYTHON = str(_HOME / "bin" / "python")

@@ -11,8 +11,8 @@ from benchmarks.peers import model_files
 from benchmarks.peers.child_server import serving, without_root
 from benchmarks.peers.ensemble import NAMES
 from benchmarks.peers.peer import AskedServer, Bits, Started, is_ready
-from benchmarks.support.free_ports import free_ports
 from scripts.llama_server import program
+from trireme.base.free_ports import free_ports
 
 SLOTS = 16  # as many as users at most: a slot is a place in its batch
 SLOT_TOKENS = 512  # of its context; a request here takes 128

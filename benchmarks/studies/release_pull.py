@@ -24,12 +24,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.support.free_ports import free_ports
 from benchmarks.support.network_mount import NetworkMount, why_not
 from benchmarks.support.report import environment, median_with_interval, write_result
 from ensemble_configs.releases.file_hashes import HashMemory, hash_file
 from ensemble_configs.releases.release_manifest import ReleaseManifest, hash_recipe, seal, verify
 from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
+from trireme.base.free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S = 120.0  # a start that takes longer stands still

@@ -17,8 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.support.free_ports import free_ports
 from scripts.unpacked_programs import RCLONE
+from trireme.base.free_ports import free_ports
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MOUNTED_S = 15.0

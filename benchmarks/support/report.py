@@ -3,14 +3,14 @@
 
 import datetime
 import json
-import subprocess
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from clients.load_run import run_folder
+from trireme.base.provenance import commit
 from trireme.base.sample_statistics import Floats, block_bootstrap, bootstrap, interval, percentile
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -57,10 +57,9 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
     Args:
         triton_http: ``host:port`` of the server that was measured; None: there was none.
     """
-    is_dirty = bool(_git("status", "--porcelain", "--untracked-files=no"))
     return {
         "date": run_folder.now(),
-        "commit": _git("rev-parse", "HEAD") + ("-dirty" if is_dirty else ""),
+        "commit": commit() or "",
         **run_folder.environment(),
         "triton": None if triton_http is None else triton_version(triton_http),
     }
@@ -79,35 +78,7 @@ def write_result(name: str, result: dict[str, object], path: Path | None = None)
     return path
 
 
-def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a Markdown table of cells that are Markdown already."""
-    header = list(header)
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
-
-
-def with_tables(text: str, tables: Mapping[str, str]) -> str:
-    """Return a page with its tables written anew; each stands between a pair of comments that name it.
-
-    Raises:
-        ValueError: a pair is missing.
-    """
-    for name, table in tables.items():
-        begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"the page has no place for {name}: it takes the lines {begin!r} and {end!r}")
-        text = before + begin + table + "\n" + end + after
-    return text
-
-
 def triton_version(triton_http: str) -> str:
     """Return the version that a Triton at ``host:port`` tells."""
     with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
         return str(json.load(response)["version"])
-
-
-def _git(*args: str) -> str:
-    found = subprocess.run(["git", *args], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return found.stdout.strip()

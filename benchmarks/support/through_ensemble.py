@@ -15,7 +15,6 @@ import psutil
 import yaml
 from tritonclient.grpc import service_pb2
 
-from benchmarks.support.free_ports import free_ports
 from benchmarks.support.http2_streams import Http2Streams, Received
 from benchmarks.support.workload import Ask, Run, exact_stream
 from clients.infer_messages import decode_chunk, encode_request, is_final_response
@@ -23,6 +22,7 @@ from clients.streaming import AsyncTritonClient
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.release_spec import ResponseSpec
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from trireme.base.free_ports import free_ports
 
 _READY_S = 120.0
 

@@ -5,18 +5,18 @@ The replicas of an hour are the fewest whole ones that its work keeps at most `t
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from build_engines.cost.cost_spec import CostSpec, Fleet, GpuPrices, OtherCosts, Traffic
+from build_engines.cost.cost_spec import CostSpec, Fleet, GpuPrices, RatedEngine, Traffic, changed
 from build_engines.cost.engine_rates import Rates, rates_of
 
 HOURS_PER_MONTH = 8760 / 12
 _ROUNDING = 1e-9  # work that fills so many replicas but for this fits in them
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """The replicas of one model, and the traffic on them."""
 
     model: str
@@ -26,16 +26,20 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """A fleet with its throughput known."""
+class Tokens:
+    """Tokens of a month."""
 
-    pools: tuple[Pool, ...]
-    fleet: Fleet
-    other: OtherCosts
+    prefilled: float = 0
+    cached: float = 0
+    output: float = 0
 
-    def scaled(self, factor: float) -> "Scenario":
-        """Return the scenario with `factor` times the requests."""
-        return replace(self, pools=tuple(replace(one, traffic=scaled(one.traffic, factor)) for one in self.pools))
+    @property
+    def total(self) -> float:
+        """Return the sum of input and output tokens."""
+        return self.prefilled + self.cached + self.output
+
+    def __add__(self, other: "Tokens") -> "Tokens":
+        return Tokens(self.prefilled + other.prefilled, self.cached + other.cached, self.output + other.output)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class PoolBill:
     mean_busy: float  # replicas' worth of work, over the day
     gpu_usd: float
     prompt_share: float  # of the work
-    tokens: "Tokens"
+    tokens: Tokens
 
     @property
     def utilisation(self) -> float:
@@ -67,23 +71,6 @@ class PoolBill:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Tokens of a month."""
-
-    prefilled: float
-    cached: float
-    output: float
-
-    @property
-    def total(self) -> float:
-        """Return the sum of input and output tokens."""
-        return self.prefilled + self.cached + self.output
-
-    def __add__(self, other: "Tokens") -> "Tokens":
-        return Tokens(self.prefilled + other.prefilled, self.cached + other.cached, self.output + other.output)
-
-
-@dataclass(frozen=True)
 class Bill:
     """The bill of a month, in US dollars."""
 
@@ -95,7 +82,7 @@ class Bill:
     @cached_property
     def tokens(self) -> Tokens:
         """Return the tokens of all pools."""
-        return sum((one.tokens for one in self.pools), Tokens(0, 0, 0))
+        return sum((one.tokens for one in self.pools), Tokens())
 
     @property
     def gpu_usd(self) -> float:
@@ -148,34 +135,56 @@ class Bill:
         return sum(gpus * one.prompt_share for gpus, one in zip(work, self.pools, strict=True)) / sum(work)
 
 
-def scenario_of(spec: CostSpec) -> Scenario:
-    """Return the scenario of a spec: its rates come from the planner, or from what was measured.
+def pools_of(spec: CostSpec) -> tuple[Pool, ...]:
+    """Return the pools of a fleet: their rates come from the planner, or from what was measured.
 
     Raises:
         SpecError: the planner knows no such model, GPU or format, nothing fits, or nothing meets the targets; only
             output was measured, and the traffic has prompts.
     """
-    traffic = spec.traffic if spec.tier is None else scaled(spec.traffic, 1 - spec.tier.request_fraction)
-    pools = [Pool(spec.engine.model, rates_of(spec.engine, traffic), spec.prices, traffic)]
-    if spec.tier is not None:
-        small = scaled(spec.traffic, spec.tier.request_fraction)
-        engine = spec.tier.engine
+    parts = [(spec.engine, spec.prices, 1.0)]
+    if (tier := spec.tier) is not None:
         # What is reserved is so many of the large model's replicas, no price.
-        prices = spec.tier.prices or spec.prices.model_copy(update={"reserved_replicas": 0})
-        pools.append(Pool(engine.model, rates_of(engine, small), prices, small))
-    return Scenario(tuple(pools), spec.fleet, spec.other)
+        prices = tier.prices or spec.prices.model_copy(update={"reserved_replicas": 0})
+        parts = [(spec.engine, spec.prices, 1 - tier.request_fraction), (tier.engine, prices, tier.request_fraction)]
+    shares = [(engine, prices, _scaled(spec.traffic, share)) for engine, prices, share in parts]
+    return tuple(Pool(engine.model, rates_of(engine, part), prices, part) for engine, prices, part in shares)
 
 
-def scaled(traffic: Traffic, factor: float) -> Traffic:
-    """Return the traffic with `factor` times the requests."""
+def scaled(spec: CostSpec, factor: float) -> CostSpec:
+    """Return the fleet with `factor` times the requests."""
+    return changed(spec, {"traffic": lambda traffic: _scaled(traffic, factor)})
+
+
+def _scaled(traffic: Traffic, factor: float) -> Traffic:
     return traffic.model_copy(update={"requests_per_s": traffic.requests_per_s * factor})
 
 
-def bill(scenario: Scenario) -> Bill:
-    """Return the bill of one month."""
-    pools = tuple(_pool_bill(one, scenario.fleet) for one in scenario.pools)
+def with_rates(spec: CostSpec) -> CostSpec:
+    """Return the fleet with the rates that it has under today's mix of tokens, whatever the mix becomes.
+
+    Raises:
+        SpecError: as `pools_of`.
+    """
+    engines = [
+        RatedEngine(
+            kind="rates", model=one.model, gpus=one.rates.num_gpus, source=one.rates.source,
+            prefill_tokens_per_s=1 / one.rates.prefill_s, decode_tokens_per_s=1 / one.rates.decode_s,
+        )
+        for one in pools_of(spec)
+    ]  # fmt: skip
+    return changed(spec, dict(zip(("engine", "tier.engine"), engines, strict=False)))
+
+
+def bill(spec: CostSpec) -> Bill:
+    """Return the bill of one month.
+
+    Raises:
+        SpecError: as `pools_of`.
+    """
+    pools = tuple(_pool_bill(one, spec.fleet) for one in pools_of(spec))
     output = sum(one.tokens.output for one in pools)
-    other = scenario.other
+    other = spec.other
     return Bill(
         pools=pools,
         egress_usd=output * other.egress_bytes_per_output_token / 1e9 * other.egress_usd_per_gb,

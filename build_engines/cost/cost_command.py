@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme cost`: the price of a million tokens, a tenant and a lever, and whether a managed API would be cheaper."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from build_engines.cost.cost_spec import CostSpec, load_cost_spec
+from build_engines.cost.cost_spec import CostSpec, load_document
 from build_engines.cost.findings import Findings, as_data, find
-from build_engines.cost.managed_prices import EXAMPLE, load_managed_prices
+from build_engines.cost.managed_prices import EXAMPLE, ManagedPrices
 from build_engines.cost.quick_spec import Quick, quick_spec, with_changes
-from build_engines.cost.report_formats import html_page, markdown, print_tables
 from build_engines.cost.report_tables import tables
 from build_engines.cost.usage_records import Usage, load_usage
 from trireme.base.errors import SpecError
 from trireme.base.extras import how_to_install
 from trireme.base.project_files import here_or_ours
+from trireme.base.text_tables import json_text, print_tables
 
 
 def cost(
@@ -73,7 +72,7 @@ def cost(
     sensitivity_percent: Annotated[
         float, typer.Option("--sensitivity", min=0.1, max=99, help="Change of each assumption, in %.")
     ] = 20.0,
-    out: Annotated[Path | None, typer.Option(help="Write cost.md, cost.html, cost.json and pictures here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write cost.md, cost.json and pictures here.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Say what serving costs: a million tokens in and out, idle time, tenants, levers, break-even, sensitivity.
@@ -98,11 +97,13 @@ def cost(
     )  # fmt: skip
     if file is not None and quick.given:
         raise SpecError(f"{next(iter(quick.given))} stands in {file.name} too; change it with --set", field="set")
-    spec = with_changes(quick_spec(quick) if file is None else load_cost_spec(here_or_ours(file)), changes or [])
+    spec = with_changes(
+        quick_spec(quick) if file is None else load_document(CostSpec, here_or_ours(file)), changes or []
+    )
     records = None if usage is None else load_usage(usage)
     found = find(
         spec if records is None else with_traffic_of(spec, records),
-        load_managed_prices(managed or EXAMPLE),
+        load_document(ManagedPrices, managed or EXAMPLE),
         usage=records,
         # One replica at a utilisation is no fleet that would be sized anew.
         sensitivity_fraction=None if file is None and rate is None else sensitivity_percent / 100,
@@ -110,8 +111,7 @@ def cost(
     if out is not None:
         _write(found, out)
     if is_json:
-        json.dump(as_data(found), sys.stdout, indent=2, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(json_text(as_data(found)))
     else:
         print_tables(tables(found), title=found.spec.name)
 
@@ -148,13 +148,10 @@ def _write(found: Findings, folder: Path) -> None:
     except ModuleNotFoundError as exc:
         raise SpecError(f"--out draws pictures with matplotlib; {how_to_install('plot')}", field="out") from exc
     folder.mkdir(parents=True, exist_ok=True)
-    made, read = pictures(found), list(tables(found))
-    title = f"Cost: {found.spec.name}"
-    text = [f"# {title}", *map(markdown, read)]
-    for shown, png in made.items():
+    text = [f"# Cost: {found.spec.name}", *(one.markdown() for one in tables(found))]
+    for shown, png in pictures(found).items():
         name = f"{shown.split(',')[0].lower().replace(' ', '_')}.png"
         (folder / name).write_bytes(png)
         text.append(f"![{shown}]({name})")
     (folder / "cost.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
-    (folder / "cost.html").write_text(html_page(read, title=title, pictures=made), encoding="utf-8")
-    (folder / "cost.json").write_text(json.dumps(as_data(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / "cost.json").write_text(json_text(as_data(found)), encoding="utf-8")

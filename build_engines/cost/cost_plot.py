@@ -33,7 +33,7 @@ def break_even_figure(found: Findings) -> Figure:
     marks = [one.tokens for one in found.break_evens if one.tokens] + [now]
     tokens = np.geomspace(min(marks) / 30, max(marks) * 10, _POINTS)
     axes.plot(
-        tokens, [usd_at(found.scenario, each, now) for each in tokens], color="black", linewidth=2, label="your fleet"
+        tokens, [usd_at(found.spec, each, now) for each in tokens], color="black", linewidth=2, label="your fleet"
     )
     for number, one in enumerate(found.break_evens):
         (line,) = axes.plot(

@@ -4,6 +4,7 @@
 Money is US dollars before tax, a month is 730 hours. What follows from it: `build_engines.cost.bill`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -231,13 +232,21 @@ class CostSpec(Spec):
 Document = TypeVar("Document", bound=Spec)
 
 
-def load_cost_spec(path: Path) -> CostSpec:
-    """Read and check a file of assumptions.
+def changed(spec: Document, changes: Mapping[str, object]) -> Document:
+    """Return the spec with other values, not checked again; a part that is not there stays away.
 
-    Raises:
-        SpecError: the file cannot be read, is not YAML, or is no `CostSpec`.
+    Args:
+        changes: by dotted path, `prices.spot_fraction`; a function is given the value that was there.
     """
-    return load_document(CostSpec, path)
+    for path, value in changes.items():
+        name, _, rest = path.partition(".")
+        old = getattr(spec, name)
+        if not rest:
+            new = value(old) if callable(value) else value
+        else:
+            new = None if old is None else changed(old, {rest: value})
+        spec = spec.model_copy(update={name: new})
+    return spec
 
 
 def load_document(model: type[Document], path: Path) -> Document:

@@ -3,7 +3,7 @@
 
 from dataclasses import asdict, dataclass
 
-from build_engines.cost.bill import Bill, PoolBill, Scenario, bill, scenario_of
+from build_engines.cost.bill import Bill, PoolBill, bill
 from build_engines.cost.break_even import BreakEven, break_even
 from build_engines.cost.cost_spec import CostSpec, Levers
 from build_engines.cost.levers import LeverPlan, plan_levers
@@ -17,7 +17,6 @@ class Findings:
     """The findings about one fleet, for a month."""
 
     spec: CostSpec
-    scenario: Scenario
     bill: Bill
     tenants: tuple[TenantShare, ...]
     managed: ManagedPrices
@@ -37,19 +36,17 @@ def find(
         sensitivity_fraction: None leaves the sensitivities out.
 
     Raises:
-        SpecError: from `bill.scenario_of`, `levers.plan_levers` and `usage_records.tenant_shares`.
+        SpecError: from `bill.bill`, `levers.plan_levers` and `usage_records.tenant_shares`.
     """
-    scenario = scenario_of(spec)
-    found = bill(scenario)
+    found = bill(spec)
     return Findings(
         spec=spec,
-        scenario=scenario,
         bill=found,
         tenants=tenant_shares(found, usage) if usage else (),
         managed=managed,
-        break_evens=tuple(break_even(scenario, price) for price in managed.of(spec.engine.model)),
+        break_evens=tuple(break_even(spec, price) for price in managed.of(spec.engine.model)),
         sensitivity_fraction=sensitivity_fraction,
-        sensitivities=() if sensitivity_fraction is None else sensitivities(scenario, fraction=sensitivity_fraction),
+        sensitivities=() if sensitivity_fraction is None else sensitivities(spec, fraction=sensitivity_fraction),
         # Of hardware that costs nothing, nothing can be saved.
         levers=plan_levers(spec) if spec.levers != Levers() and found.total_usd else None,
     )

@@ -7,28 +7,16 @@ given as the mean over all orders (Shapley's value), whose parts sum to the whol
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
 
-from build_engines.cost.bill import bill, scenario_of
-from build_engines.cost.cost_spec import (
-    Batched,
-    Cached,
-    CostSpec,
-    Engine,
-    Levers,
-    MeasuredEngine,
-    OffHours,
-    PlannedEngine,
-    Quantized,
-    RatedEngine,
-    Spot,
-    Tier,
-)
+from build_engines.cost.bill import bill
+from build_engines.cost.cost_spec import CostSpec, Levers, PlannedEngine, changed
 from trireme.base.errors import SpecError
 
-Change = Callable[[CostSpec], CostSpec]
+Change = Mapping[str, object]  # of `cost_spec.changed`
 
 
 @dataclass(frozen=True)
@@ -84,10 +72,8 @@ def plan_levers(spec: CostSpec) -> LeverPlan:
     usd_of = {}
     for size in range(len(changes) + 1):
         for names in combinations(changes, size):
-            changed = spec
-            for name in names:
-                changed = changes[name](changed)
-            usd_of[frozenset(names)] = bill(scenario_of(changed)).total_usd
+            with_them = reduce(changed, (changes[name] for name in names), spec)
+            usd_of[frozenset(names)] = bill(with_them).total_usd
     everything, nothing = frozenset(changes), frozenset[str]()
     savings = tuple(
         LeverSaving(
@@ -115,84 +101,45 @@ FORMULAS = {
 
 def _changes(spec: CostSpec) -> dict[str, Change]:
     levers, found = spec.levers, dict[str, Change]()
-    if levers.quantization is not None:
-        found["quantization"] = _quantized(levers.quantization)
-    if levers.batching is not None:
-        found["batching"] = _batched(levers.batching)
+    if (quantized := levers.quantization) is not None:
+        formats = quantized.model_dump(include={"weight_format", "kv_format"}, exclude_none=True)
+        found["quantization"] = _faster("quantization", spec, formats, quantized.rate_factor)
+    if (batched := levers.batching) is not None:
+        batch = {"max_batch_size": batched.max_batch_size, "longest_over_mean_output": 1.0}
+        found["batching"] = _faster("batching", spec, batch, batched.rate_factor)
     if levers.prefix_cache is not None:
-        found["prefix_cache"] = _cached(levers.prefix_cache)
+        found["prefix_cache"] = {"traffic.cached_fraction": levers.prefix_cache.cached_fraction}
     if levers.tiers is not None:
-        found["tiers"] = _tiered(levers.tiers)
+        found["tiers"] = {"tier": levers.tiers}
     if levers.spot is not None:
-        found["spot"] = _on_spot(levers.spot)
+        if spec.prices.spot_usd_per_gpu_hour is None:
+            raise SpecError("levers.spot: give prices.spot_usd_per_gpu_hour, too", field="prices.spot_usd_per_gpu_hour")
+        found["spot"] = {"prices.spot_fraction": levers.spot.fraction}
     if levers.off_hours is not None:
-        found["off_hours"] = _off_hours(levers.off_hours)
+        found["off_hours"] = {"fleet.follows_traffic": True, "fleet.min_replicas": levers.off_hours.min_replicas}
     return found
 
 
-def _quantized(lever: Quantized) -> Change:
-    formats = {name: value for name in ("weight_format", "kv_format") if (value := getattr(lever, name)) is not None}
-    return _faster("quantization", formats, lever.rate_factor)
-
-
-def _batched(lever: Batched) -> Change:
-    batch = {"max_batch_size": lever.max_batch_size, "longest_over_mean_output": 1.0}
-    return _faster("batching", batch, lever.rate_factor)
-
-
-def _faster(name: str, update: Mapping[str, object], factor: float | None) -> Change:
+def _faster(name: str, spec: CostSpec, planned: Mapping[str, object], factor: float | None) -> Change:
     """Return a change of the large engine: planned with other settings, or `factor` times as fast as measured."""
-
-    def change(spec: CostSpec) -> CostSpec:
-        engine: Engine = spec.engine
-        if isinstance(engine, PlannedEngine):
-            if factor is not None:
-                raise SpecError(
-                    f"levers.{name}.rate_factor is {factor:g}, and what a planned engine would be is planned, too; "
-                    "leave it out",
-                    field=f"levers.{name}.rate_factor",
-                    value=factor,
-                )
-            return spec.model_copy(update={"engine": engine.model_copy(update=update)})
-        if factor is None:
+    field = f"levers.{name}.rate_factor"
+    if isinstance(spec.engine, PlannedEngine):
+        if factor is not None:
             raise SpecError(
-                f"levers.{name}: the engine's rates are given, and nothing says what they would be; give rate_factor, "
-                "measured, or engine.kind: planned",
-                field=f"levers.{name}.rate_factor",
+                f"{field} is {factor:g}, and what a planned engine would be is planned, too; leave it out",
+                field=field,
+                value=factor,
             )
-        return spec.model_copy(update={"engine": _times_as_fast(engine, factor)})
-
-    return change
-
-
-def _times_as_fast(engine: RatedEngine | MeasuredEngine, factor: float) -> RatedEngine | MeasuredEngine:
-    rates = {name: value * factor for name, value in vars(engine).items() if name.endswith("_tokens_per_s")}
-    return engine.model_copy(update={**rates, "source": f"{engine.source}, x {factor:g}"})
-
-
-def _cached(lever: Cached) -> Change:
-    return lambda spec: spec.model_copy(
-        update={"traffic": spec.traffic.model_copy(update={"cached_fraction": lever.cached_fraction})}
-    )
-
-
-def _tiered(lever: Tier) -> Change:
-    return lambda spec: spec.model_copy(update={"tier": lever})
-
-
-def _on_spot(lever: Spot) -> Change:
-    def change(spec: CostSpec) -> CostSpec:
-        if spec.prices.spot_usd_per_gpu_hour is None:
-            raise SpecError("levers.spot: give prices.spot_usd_per_gpu_hour, too", field="prices.spot_usd_per_gpu_hour")
-        prices = spec.prices.model_copy(update={"spot_fraction": lever.fraction})
-        return spec.model_copy(update={"prices": prices})
-
-    return change
-
-
-def _off_hours(lever: OffHours) -> Change:
-    update = {"follows_traffic": True, "min_replicas": lever.min_replicas}
-    return lambda spec: spec.model_copy(update={"fleet": spec.fleet.model_copy(update=update)})
+        return {f"engine.{setting}": value for setting, value in planned.items()}
+    if factor is None:
+        raise SpecError(
+            f"levers.{name}: the engine's rates are given, and nothing says what they would be; give rate_factor, "
+            "measured, or engine.kind: planned",
+            field=field,
+        )
+    rates = [rate for rate in type(spec.engine).model_fields if rate.endswith("_tokens_per_s")]
+    faster: dict[str, object] = {f"engine.{rate}": lambda old: old * factor for rate in rates}
+    return {**faster, "engine.source": lambda old: f"{old}, x {factor:g}"}
 
 
 def _shapley(name: str, everything: frozenset[str], usd_of: Mapping[frozenset[str], float]) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from build_engines.cost.bill import Tokens
-from build_engines.cost.cost_spec import Usd, load_document
+from build_engines.cost.cost_spec import Usd
 from ensemble_configs.spec.base import Spec
 
 EXAMPLE = Path(__file__).with_name("managed_prices.yaml")
@@ -32,7 +32,7 @@ class ManagedPrice(Spec):
 
 
 class ManagedPrices(Spec):
-    """A list of prices, with its date."""
+    """A list of prices, with its date; ours is the file `EXAMPLE`."""
 
     collected: datetime.date
     prices: tuple[ManagedPrice, ...] = Field(min_length=1)
@@ -41,12 +41,3 @@ class ManagedPrices(Spec):
         """Return the offers to compare a model with; every offer, if none names the model."""
         named = any(one.model == model for one in self.prices)
         return tuple(one for one in self.prices if not named or one.model in {None, model})
-
-
-def load_managed_prices(path: Path = EXAMPLE) -> ManagedPrices:
-    """Read a list of prices.
-
-    Raises:
-        SpecError: the file cannot be read, is not YAML, or is no `ManagedPrices`.
-    """
-    return load_document(ManagedPrices, path)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import yaml
 
 from build_engines.cost.bench_report import BenchedReplica, load_bench_report
-from build_engines.cost.cost_spec import CostSpec
+from build_engines.cost.cost_spec import CostSpec, Fleet, changed
 from build_engines.cost.engine_rates import rates_of
 from ensemble_configs.spec.strict_yaml import load_yaml
 from ensemble_configs.spec.validation import validate
@@ -55,27 +55,19 @@ def quick_spec(quick: Quick) -> CostSpec:
     if quick.rate is not None and quick.utilisation is not None:
         raise SpecError("--rate sizes a fleet and --utilisation is of one replica; give one", field="utilisation")
     replica = _replica(quick)
-    traffic = {
-        "requests_per_s": 1.0,
-        "isl": replica.isl,
-        "osl": replica.osl,
-        "cached_fraction": replica.cached_fraction,
-    }
+    traffic = {"isl": replica.isl, "osl": replica.osl, "cached_fraction": replica.cached_fraction}
     data = {
         "name": quick.model or "one replica",
         "engine": replica.engine,
         "prices": {"on_demand_usd_per_gpu_hour": quick.usd_per_gpu_hour},
-        "traffic": traffic,
+        "traffic": {"requests_per_s": 1.0 if quick.rate is None else quick.rate, **traffic},
     }
-    if quick.rate is not None:
-        data["traffic"] = {**traffic, "requests_per_s": quick.rate}
-        return validate(CostSpec, data, source=_COMMAND_LINE)
     spec = validate(CostSpec, data, source=_COMMAND_LINE)
+    if quick.rate is not None:
+        return spec
     request_s = rates_of(spec.engine, spec.traffic).seconds(spec.traffic.prefilled, spec.traffic.osl)
-    utilisation = 1.0 if quick.utilisation is None else quick.utilisation
-    data["traffic"] = {**traffic, "requests_per_s": utilisation / request_s}
-    data["fleet"] = {"target_utilisation": 1.0, "spare_replicas": 0}
-    return validate(CostSpec, data, source=_COMMAND_LINE)
+    busy = {"traffic.requests_per_s": (1.0 if quick.utilisation is None else quick.utilisation) / request_s}
+    return changed(spec, {**busy, "fleet": Fleet(target_utilisation=1.0, spare_replicas=0)})
 
 
 def _replica(quick: Quick) -> BenchedReplica:

@@ -2,24 +2,14 @@
 """The findings as tables of text, which a terminal, Markdown and HTML show alike."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from build_engines.cost.break_even import BreakEven
 from build_engines.cost.findings import Findings
 from build_engines.cost.levers import LeverPlan
 from build_engines.cost.usage_records import TenantShare
+from trireme.base.text_tables import TextTable
 
 _BAR = 24
-
-
-class TextTable(NamedTuple):
-    """A table of text: the first column and those in `left` are text, the others numbers."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
 
 
 def tables(found: Findings) -> Iterator[TextTable]:

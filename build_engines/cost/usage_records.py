@@ -6,7 +6,9 @@
 """
 
 import datetime
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -43,9 +45,9 @@ class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Usage:
     """Sums of usage records, by tenant and model."""
 
-    requests: dict[tuple[str, str], int] = field(default_factory=dict)
-    tokens: dict[tuple[str, str], Tokens] = field(default_factory=dict)
-    by_hour: dict[int, int] = field(default_factory=dict)  # requests by hour since 1970 began, UTC
+    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    tokens: dict[tuple[str, str], Tokens] = field(default_factory=partial(defaultdict, Tokens))
+    by_hour: Counter[int] = field(default_factory=Counter)  # requests by hour since 1970 began, UTC
     first_s: float = float("inf")
     last_s: float = float("-inf")
 
@@ -53,13 +55,11 @@ class Usage:
         """Add one record."""
         key = record.tenant, record.model
         prefilled = record.input_tokens - record.cached_tokens
-        tokens = Tokens(prefilled, record.cached_tokens, record.output_tokens)
-        self.requests[key] = self.requests.get(key, 0) + 1
-        self.tokens[key] = self.tokens.get(key, Tokens(0, 0, 0)) + tokens
+        self.requests[key] += 1
+        self.tokens[key] += Tokens(prefilled, record.cached_tokens, record.output_tokens)
         time = record.time if record.time.tzinfo else record.time.replace(tzinfo=datetime.UTC)
         at_s = time.timestamp()
-        hour = int(at_s // _HOUR_S)
-        self.by_hour[hour] = self.by_hour.get(hour, 0) + 1
+        self.by_hour[int(at_s // _HOUR_S)] += 1
         self.first_s, self.last_s = min(self.first_s, at_s), max(self.last_s, at_s)
 
     @property
@@ -105,7 +105,7 @@ class Usage:
             SpecError: no request asked for the model, or none was answered.
         """
         requests = sum(count for (_, asked), count in self.requests.items() if asked == model)
-        tokens = sum((found for (_, asked), found in self.tokens.items() if asked == model), Tokens(0, 0, 0))
+        tokens = sum((found for (_, asked), found in self.tokens.items() if asked == model), Tokens())
         if not tokens.output:
             raise SpecError(f"usage has no output token of the model {model!r}; it has {', '.join(self.models)}")
         prompts = tokens.prefilled + tokens.cached
@@ -181,7 +181,7 @@ def tenant_shares(found: Bill, usage: Usage) -> tuple[TenantShare, ...]:
         TenantShare(
             tenant=tenant,
             requests=sum(count for (name, _), count in usage.requests.items() if name == tenant),
-            tokens=sum((each for (name, _), each in usage.tokens.items() if name == tenant), Tokens(0, 0, 0)),
+            tokens=sum((each for (name, _), each in usage.tokens.items() if name == tenant), Tokens()),
             usd=found.total_usd * weight / whole,
             fraction=weight / whole,
         )

@@ -23,8 +23,8 @@ from ensemble_configs.releases.release_parts import Override
 from ensemble_configs.spec.validation import validate
 from trireme.base.errors import SpecError
 from trireme.base.project_files import project_file
+from trireme.base.text_tables import print_tables
 
-_WIDTH_OF_ALL = 160
 DEMO_MODEL = project_file("examples/demo_model")
 
 
@@ -162,13 +162,9 @@ def _show(found: Evaluation, *, is_json: bool) -> None:
     if is_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
-    console = Console()
-    if not console.is_terminal:  # a file has room for all columns
-        console = Console(width=max(console.width, _WIDTH_OF_ALL))
-    for table in tables(found):
-        console.print(table)
+    print_tables(tables(found))
     if found.num_too_long:
-        console.print(f"{found.num_too_long} items are longer than the context and were left out")
+        typer.echo(f"{found.num_too_long} items are longer than the context and were left out")
     words = {True: "passed", False: "FAILED", None: "not judged: the recipe's `quality` has no limits"}
     where = f", computed in {found.computed_in}" if found.computed_in else ""
-    console.print(f"{found.release}: {words[found.passed]}{where}", highlight=False)
+    typer.echo(f"{found.release}: {words[found.passed]}{where}")

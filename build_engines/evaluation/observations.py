@@ -2,10 +2,12 @@
 """The observations of one item on a release and its base: the amounts that figures are sums of."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from build_engines.evaluation.tasks import Item, Kind
 
@@ -85,10 +87,7 @@ def observe_answer(
 
 def num_equal(base: Sequence[int], candidate: Sequence[int]) -> int:
     """Return the number of tokens before the first difference."""
-    for index, (theirs, ours) in enumerate(zip(base, candidate, strict=False)):
-        if theirs != ours:
-            return index
-    return min(len(base), len(candidate))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(base, candidate, strict=False)))
 
 
 def is_right(item: Item, text: str) -> bool:
@@ -98,7 +97,4 @@ def is_right(item: Item, text: str) -> bool:
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the log softmax of each row."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-    return wide.astype(np.float32)
+    return np.asarray(special.log_softmax(logits.astype(np.float64), axis=-1), dtype=np.float32)

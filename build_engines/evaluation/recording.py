@@ -167,19 +167,12 @@ def _results(evaluation: Evaluation) -> Iterator[EvaluationResult]:
     """Yield every figure; for a comparison both sides first, then the judged figure."""
     for figure in evaluation.figures:
         sides = METRICS[figure.metric].compares
+        task, group = figure.task, figure.group
         if sides is not None and figure.candidate is not None:
             yield EvaluationResult(
-                task=figure.task,
-                group=figure.group,
-                metric=sides,
-                value=figure.candidate,
-                baseline=figure.baseline,
+                task=task, group=group, metric=sides, value=figure.candidate, baseline=figure.baseline
             )
         yield EvaluationResult(
-            task=figure.task,
-            group=figure.group,
-            metric=figure.metric,
-            value=figure.value,
-            interval=figure.interval,
+            task=task, group=group, metric=figure.metric, value=figure.value, interval=figure.interval,
             passed=figure.passed,
-        )
+        )  # fmt: skip

@@ -44,7 +44,7 @@ def engine_entries(engine: CompiledEngine) -> Iterator[Entry]:
 
 
 def _entry(key: str, value: object, verdict: Verdict) -> Entry:
-    return Entry(setting=f"engine config.json: {key}", value="" if value is None else str(value), verdict=verdict)
+    return Entry(f"engine config.json: {key}", "" if value is None else str(value), verdict)
 
 
 def _version(engine: CompiledEngine) -> Verdict:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 UNFILLED = "not filled"  # the note of a value that is a placeholder still
 
@@ -25,7 +26,7 @@ HEADINGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
     """The verdict of a rule on one setting."""
 
@@ -37,20 +38,20 @@ class Verdict:
 
 def carried(where: str, value: object, why: str = "") -> Verdict:
     """Return the verdict that the setting is a field of the deployment."""
-    return Verdict(outcome=Outcome.CARRIED, where=where, why=why, fields={where: value})
+    return Verdict(Outcome.CARRIED, why, where, {where: value})
 
 
 def implied(why: str) -> Verdict:
     """Return the verdict that Trireme always does what the setting asks for, or that the setting did nothing."""
-    return Verdict(outcome=Outcome.IMPLIED, why=why)
+    return Verdict(Outcome.IMPLIED, why)
 
 
 def lost(why: str, **fields: object) -> Verdict:
     """Return the verdict that the deployment cannot have the setting; `why` ends with what to do instead."""
-    return Verdict(outcome=Outcome.LOST, why=why, fields=dict(fields))
+    return Verdict(Outcome.LOST, why, fields=fields)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """A line of the report."""
 
@@ -94,14 +95,12 @@ class Report:
             "repository": str(self.repository),
             "kind": self.kind,
             "deployment": str(self.deployment),
-            "counts": {outcome.value: len(self.of(outcome)) for outcome in Outcome},
+            "counts": {outcome: len(self.of(outcome)) for outcome in Outcome},
             "settings": [
                 {
                     "setting": entry.setting,
                     "value": entry.value,
-                    "outcome": entry.verdict.outcome.value,
-                    "where": entry.verdict.where,
-                    "why": entry.verdict.why,
+                    **{name: getattr(entry.verdict, name) for name in ("outcome", "where", "why")},
                     "note": entry.note,
                 }
                 for entry in self.entries
@@ -121,10 +120,8 @@ def nested(entries: Iterable[Entry]) -> dict[str, object]:
             if value is None:
                 continue
             *parents, last = path.split(".")
-            inner = data
+            inner: Any = data
             for name in parents:
-                child = inner.setdefault(name, {})
-                assert isinstance(child, dict)
-                inner = child
+                inner = inner.setdefault(name, {})
             inner[last] = value
     return data

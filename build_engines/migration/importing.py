@@ -23,6 +23,10 @@ from trireme.base.errors import SpecError
 
 _HEADER = "# Written by `trireme import`. What is not here has Trireme's default.\n"
 _KEPT = "is not on this machine; kept as it is, for the import may run on another one than the server"
+_NO_ENGINE_CONFIG = (
+    "the engine's folder is not here, so its version, engine.tp_size, pp_size, max_num_seqs, max_seq_len and "
+    "max_num_batched_tokens are not known and have Trireme's defaults; import again with --engine-dir, or set them"
+)
 _FOLDERS = {"engine.dir", "tokenizer.dir", "engine.tokenizer_dir"}
 _ORDER = ("name", "tokenizer", "engine", "responses", "bls", "triton")
 
@@ -65,30 +69,18 @@ def plan_import(
         folder = engine_dir or (Path(named.text) if named is not None and named.is_set else None)
         engine = load_compiled_engine(folder) if folder is not None else None
         context = Context(settings=settings, engine=engine, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir)
-        entries = [_provider(kind), *repository_entries(models, context)]
+        provider = carried("engine.provider", "tensorrt", "compiled engines")
+        entries = [Entry("repository", kind, provider), *repository_entries(models, context)]
         if tokenizer_dir is not None and "preprocessing" not in models:
             verdict = carried("tokenizer.dir", str(tokenizer_dir.resolve()), "of --tokenizer-dir")
-            entries.append(Entry(setting="preprocessing", value="", note="not there", verdict=verdict))
+            entries.append(Entry("preprocessing", "", verdict, "not there"))
         if engine is not None:
             entries += engine_entries(engine)
     data = nested(entries)
     entries += tokenizer_entries(_path(data, "tokenizer"), engine, is_compiled=kind == "inflight_batcher_llm")
     if engine is None and kind == "inflight_batcher_llm":
-        entries.append(_no_engine_config())
+        entries.append(Entry("engine config.json", "", lost(_NO_ENGINE_CONFIG)))
     return _checked(entries, Report(repository=repository, kind=kind, deployment=out, entries=()), engine)
-
-
-def _provider(kind: str) -> Entry:
-    why = "compiled engines"
-    return Entry(setting="repository", value=kind, verdict=carried("engine.provider", "tensorrt", why))
-
-
-def _no_engine_config() -> Entry:
-    why = (
-        "the engine's folder is not here, so its version, engine.tp_size, pp_size, max_num_seqs, max_seq_len and "
-        "max_num_batched_tokens are not known and have Trireme's defaults; import again with --engine-dir, or set them"
-    )
-    return Entry(setting="engine config.json", value="", verdict=lost(why))
 
 
 def _path(data: dict[str, object], section: str) -> Path | None:

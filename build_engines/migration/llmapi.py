@@ -71,7 +71,7 @@ def llmapi_entries(
     yield from _config_entries(models["tensorrt_llm"], context)
     for name in models.keys() - {"tensorrt_llm"}:
         why = "no model of llmapi; serve it with a Triton of its own"
-        yield Entry(setting=name, value="", verdict=lost(why))
+        yield Entry(name, "", lost(why))
 
 
 def _load(repository: Path) -> dict[str, object]:
@@ -87,7 +87,7 @@ def _load(repository: Path) -> dict[str, object]:
 
 
 def _entry(name: str, value: object, verdict: Verdict) -> Entry:
-    return Entry(setting=f"model.yaml: {name}", value="" if value is None else str(value), verdict=verdict)
+    return Entry(f"model.yaml: {name}", "" if value is None else str(value), verdict)
 
 
 def _backend(backend: object) -> Verdict:
@@ -216,7 +216,7 @@ def _defaults(arguments: dict[str, object]) -> Iterator[Entry]:
         if argument.default is not None and isinstance(part, dict) and part.get(key) is None:
             why = f"upstream's default, {argument.default}"
             verdict = carried(f"engine.{argument.field}", argument.default, why)
-            yield Entry(setting=f"model.yaml: {name}", value="", note="not there", verdict=verdict)
+            yield Entry(f"model.yaml: {name}", "", verdict, "not there")
 
 
 def _max_seq_len(arguments: dict[str, object], engine_dir: Path | None) -> Iterator[Entry]:
@@ -229,7 +229,7 @@ def _max_seq_len(arguments: dict[str, object], engine_dir: Path | None) -> Itera
         if limit
         else lost("upstream's default is the checkpoint's, which is not here; set engine.max_seq_len (2048 now)")
     )
-    yield Entry(setting="model.yaml: max_seq_len", value="", note="not there", verdict=verdict)
+    yield Entry("model.yaml: max_seq_len", "", verdict, "not there")
 
 
 def _position_limit(folder: Path) -> int | None:
@@ -245,17 +245,13 @@ def _config_entries(model: FilledConfig, context: Context) -> Iterator[Entry]:
     for setting, value in model.settings.items():
         if setting in {"max_batch_size", "model_transaction_policy.decoupled"}:
             continue  # those of model.yaml hold
-        rule = EVERY_MODEL.get(setting)
-        name = f"tensorrt_llm.{setting.removeprefix('parameters.')}"
-        if rule is not None:
-            yield Entry(setting=name, value=value.text, note=value.note, verdict=rule(value, context))
-        elif setting == "parameters.gpu_device_ids":
+        why = "no setting of upstream's templates; see whether you still need it"
+        if setting == "parameters.gpu_device_ids":
             why = "which GPUs is not in a deployment; start each engine's with its own CUDA_VISIBLE_DEVICES"
-            yield Entry(setting=name, value=value.text, note=value.note, verdict=lost(why))
-        else:
-            why = "no setting of upstream's templates; see whether you still need it"
-            yield Entry(setting=name, value=value.text, note=value.note, verdict=lost(why))
+        rule = EVERY_MODEL.get(setting)
+        verdict = lost(why) if rule is None else rule(value, context)
+        yield Entry(f"tensorrt_llm.{setting.removeprefix('parameters.')}", value.text, verdict, value.note)
     why = "the default of a request at llmapi; that of inflight_batcher_llm is the other"
     exclude = carried("responses.exclude_input_in_output", True, why)
-    yield Entry(setting="SamplingParams: exclude_input_from_output", value="", note="not there", verdict=exclude)
+    yield Entry("SamplingParams: exclude_input_from_output", "", exclude, "not there")
     yield from llmapi_tensor_entries(model)

@@ -60,14 +60,14 @@ _INSTEAD = {
 
 def llmapi_tensor_entries(model: FilledConfig) -> Iterator[Entry]:
     """Yield an entry for each tensor of the old model: clients of llmapi have to change."""
-    for direction, tensors, names in (("input", model.config.input, INPUTS), ("output", model.config.output, OUTPUTS)):
+    for direction, tensors, names, verb in (
+        ("input", model.config.input, INPUTS, "send"),
+        ("output", model.config.output, OUTPUTS, "read"),
+    ):
         for tensor in tensors:
-            ours = names.get(tensor.name, "")
-            verb = "send" if direction == "input" else "read"
-            told = f"have clients {verb} {ours}, with a batch dimension, at ensemble" if ours else "no such tensor here"
-            more = _INSTEAD.get(tensor.name)
-            yield Entry(
-                setting=f"tensorrt_llm.{direction} {tensor.name}",
-                value="",
-                verdict=lost(f"{told}: {more}" if more else told if ours else f"{told}; have clients leave it out"),
-            )
+            told, more = "no such tensor here", _INSTEAD.get(tensor.name)
+            if ours := names.get(tensor.name):
+                told = f"have clients {verb} {ours}, with a batch dimension, at ensemble"
+            elif more is None:
+                told += "; have clients leave it out"
+            yield Entry(f"tensorrt_llm.{direction} {tensor.name}", "", lost(f"{told}: {more}" if more else told))

@@ -58,8 +58,8 @@ def repository_entries(models: Mapping[str, FilledConfig], context: Context) -> 
     """Yield an entry for every setting, model by model."""
     for model in models.values():
         if model.name not in RULES:
-            yield Entry(setting=model.name, value="", verdict=lost(
-                "no model of inflight_batcher_llm's text pipeline; serve it with a Triton of its own"))  # fmt: skip
+            why = "no model of inflight_batcher_llm's text pipeline; serve it with a Triton of its own"
+            yield Entry(model.name, "", lost(why))
             continue
         yield from _setting_entries(model, context)
         yield from tensor_entries(model, context)
@@ -73,19 +73,16 @@ def _setting_entries(model: FilledConfig, context: Context) -> Iterator[Entry]:
         name = f"{model.name}.{'decoupled' if setting == DECOUPLED else shown}"
         rule = RULES[model.name].get(setting)
         if rule is not None:
-            yield Entry(setting=name, value=value.text, note=value.note, verdict=rule(value, context))
+            verdict = rule(value, context)
         elif value.is_set:
-            why = "no setting of upstream's templates; see whether you still need it"
-            yield Entry(setting=name, value=value.text, verdict=lost(why))
+            verdict = lost("no setting of upstream's templates; see whether you still need it")
         else:
-            yield Entry(setting=name, value=value.text, note=value.note, verdict=implied("not set"))
+            verdict = implied("not set")
+        yield Entry(name, value.text, verdict, value.note)
     if model.config.HasField("ensemble_scheduling"):
         steps = [step.model_name for step in model.config.ensemble_scheduling.step]
         is_ours = model.name == "ensemble" and steps == _STEPS
         why = "the same three steps, in one model (and as ensemble_graph)"
         instead = f"only {', '.join(_STEPS)} are served; put your own step into the client, or before the server"
-        yield Entry(
-            setting=f"{model.name}.ensemble_scheduling",
-            value=", ".join(steps),
-            verdict=implied(why) if is_ours else lost(instead),
-        )
+        verdict = implied(why) if is_ours else lost(instead)
+        yield Entry(f"{model.name}.ensemble_scheduling", ", ".join(steps), verdict)

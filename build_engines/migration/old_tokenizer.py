@@ -20,9 +20,9 @@ def tokenizer_entries(folder: Path | None, engine: CompiledEngine | None, *, is_
     """Yield the entries of the folder's files; `is_compiled` engines have to be told their end token."""
     if folder is None or not folder.is_dir():
         if is_compiled:
-            yield _entry("eos_token", "", lost(_NOT_HERE))
+            yield Entry("tokenizer: eos_token", "", lost(_NOT_HERE))
         return
-    yield _entry("tokenizer.json", "", _tokenizer_json(folder, engine))
+    yield Entry("tokenizer: tokenizer.json", "", _tokenizer_json(folder, engine))
     if is_compiled:
         token = _eos_token(folder)
         end_id = _tokens(folder).get(token) if token is not None else None
@@ -31,11 +31,7 @@ def tokenizer_entries(folder: Path | None, engine: CompiledEngine | None, *, is_
             if end_id is not None
             else lost(f"{folder} does not say which token ends a text; set engine.end_ids")
         )
-        yield _entry("eos_token", token or "", verdict)
-
-
-def _entry(key: str, value: str, verdict: Verdict) -> Entry:
-    return Entry(setting=f"tokenizer: {key}", value=value, verdict=verdict)
+        yield Entry("tokenizer: eos_token", token or "", verdict)
 
 
 def _tokenizer_json(folder: Path, engine: CompiledEngine | None) -> Verdict:

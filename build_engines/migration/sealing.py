@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from build_engines.cache.linked_files import link_or_copy
 from build_engines.migration.compiled_engine import CompiledEngine, int_of, kv_bytes_per_token
-from build_engines.migration.import_report import Entry, Verdict, carried, implied, lost
+from build_engines.migration.import_report import Entry, carried, implied, lost
 from build_engines.migration.importing import Import, to_text
 from ensemble_configs.releases.file_hashes import hash_file, hash_files, hash_listing
 from ensemble_configs.releases.release_manifest import ReleaseManifest, hash_recipe, seal
@@ -122,7 +122,7 @@ def _of_release(planned: Import, folder: Path, address: str, sm: int | None) -> 
     report = planned.report
     entries = (
         *map(_in_release, report.entries),
-        _entry("release", address, carried("release_dir", str(folder))),
+        Entry("release", address, carried("release_dir", str(folder))),
         _sm_entry(sm),
     )
     return Import(
@@ -143,9 +143,5 @@ def _in_release(entry: Entry) -> Entry:
 def _sm_entry(sm: int | None) -> Entry:
     if sm is None:
         why = "an engine's config does not tell its GPU, so a start cannot refuse another one; seal again with --sm"
-        return _entry("release: sm", "", lost(why))
-    return _entry("release: sm", str(sm), implied("checked at every start"))
-
-
-def _entry(setting: str, value: str, verdict: Verdict) -> Entry:
-    return Entry(setting=setting, value=value, verdict=verdict)
+        return Entry("release: sm", "", lost(why))
+    return Entry("release: sm", str(sm), implied("checked at every start"))

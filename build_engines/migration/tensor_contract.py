@@ -8,7 +8,7 @@ from tritonclient.grpc import model_config_pb2
 
 from build_engines.migration.context import Context
 from build_engines.migration.filled_config import FilledConfig
-from build_engines.migration.import_report import Entry, Verdict, implied, lost
+from build_engines.migration.import_report import Entry, implied, lost
 from build_engines.migration.values import Value
 from ensemble_configs.render.tensors import inputs_of, outputs_of
 from ensemble_configs.spec.model_names import PYTHON_MODELS
@@ -52,18 +52,14 @@ def tensor_entries(model: FilledConfig, context: Context) -> Iterator[Entry]:
             elif (difference := _difference(tensor, ours.get(tensor.name))) is None:
                 same += 1
             else:
-                yield _entry(f"{model.name}.{direction} {tensor.name}", _type(tensor), lost(difference))
+                yield Entry(f"{model.name}.{direction} {tensor.name}", _type(tensor), lost(difference))
         if same:
             why = "each is here with its name, type and dims"
-            yield _entry(f"{model.name}.{direction} tensors", str(same), implied(why))
+            yield Entry(f"{model.name}.{direction} tensors", str(same), implied(why))
         if pictures:
             why = "for pictures, without a multimodal_model_path; text requests have none"
-            yield _entry(f"{model.name}.{direction} tensors of pictures", str(pictures), implied(why))
+            yield Entry(f"{model.name}.{direction} tensors of pictures", str(pictures), implied(why))
     yield from _typed_by_placeholders(model)
-
-
-def _entry(setting: str, value: str, verdict: Verdict, note: str = "") -> Entry:
-    return Entry(setting=setting, value=value, verdict=verdict, note=note)
 
 
 def _placeholder(tensor: str) -> str | None:
@@ -104,8 +100,8 @@ def _typed_by_placeholders(model: FilledConfig) -> Iterator[Entry]:
         setting = f"{model.name}.{placeholder}"
         if types == {_INVALID}:
             text = f"${{{placeholder}}}"
-            yield _entry(setting, text, implied(f"{wanted}, as upstream's scripts fill it"), Value(text).note)
+            yield Entry(setting, text, implied(f"{wanted}, as upstream's scripts fill it"), Value(text).note)
         elif types == {wanted}:
-            yield _entry(setting, found, implied("the type here"))
+            yield Entry(setting, found, implied("the type here"))
         else:
-            yield _entry(setting, found, lost(_WHAT_TO_DO[placeholder]))
+            yield Entry(setting, found, lost(_WHAT_TO_DO[placeholder]))

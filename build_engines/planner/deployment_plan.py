@@ -6,7 +6,7 @@ host's memory, for engines on the CPU, or one GPU. Engines that are loaded in tu
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from build_engines.planner.engine_memory import EngineMemory, memory_of
 from ensemble_configs.releases.engine_fit import whole_sequence_of
@@ -173,7 +173,7 @@ def _propose_caches(parts: list[EnginePart], memory_bytes: Mapping[str, int]) ->
             free_bytes.append((memory_bytes.get(device, 0) - fixed) * _CACHE_SHARE / sharers)
         block_bytes = max(1.0, part.memory.kv_block_tokens * part.memory.kv_bytes_per_token)
         num_blocks = max(0, int(min(free_bytes) / block_bytes))
-        proposed.append(EnginePart(**{**part.__dict__, "num_kv_blocks": num_blocks}))
+        proposed.append(replace(part, num_kv_blocks=num_blocks))
     return proposed
 
 

@@ -2,17 +2,16 @@
 """`trireme plan --deployment`: the memory plan of a deployment, for people and as JSON."""
 
 import dataclasses
-import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from build_engines.planner.deployment_plan import HOST, DeploymentPlan, EnginePart, gib, plan_deployment
 from build_engines.planner.device_memory import device_memory
 from ensemble_configs.spec.deployment import load_deployment
+from trireme.base.text_tables import TextTable, json_text, print_tables
 
 
 def report_deployment(
@@ -32,8 +31,7 @@ def report_deployment(
     memory_bytes, num_here = device_memory(spec, gpu=gpu, num_gpus=num_gpus, host_memory_gib=host_memory_gib)
     plan = plan_deployment(spec, memory_bytes, num_gpus=num_here)
     if is_json:
-        json.dump(_as_data(plan), sys.stdout, indent=2, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(json_text(_as_data(plan)))
     else:
         is_measured = host_memory_gib is None and spec.machine.host_memory_gib is None
         _print(plan, host="that are free here now" if is_measured else "")
@@ -42,42 +40,36 @@ def report_deployment(
 
 
 def _print(plan: DeploymentPlan, *, host: str) -> None:
-    is_terminal = sys.stdout.isatty()
-    console = Console(
-        file=sys.stdout, highlight=False, markup=False, soft_wrap=not is_terminal, width=None if is_terminal else 170
-    )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in ("model", "release", "on", "weights", "workspace", "KV cache", "KV tokens", "sequences", "from"):
-        is_text = header in {"model", "on", "from"}
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=header != "from")
-    for part in plan.engines:
-        table.add_row(*_row(part))
-    console.print(f"{plan.name}: memory of {len(plan.engines)} engines, of each device")
-    console.print(table)
-    console.print()
+    headers = ("model", "release", "on", "weights", "workspace", "KV cache", "KV tokens", "sequences", "from")
+    rows = tuple(map(_row, plan.engines))
+    notes = ("", *_devices(plan, host), "", *_updates(plan), *(f"does not fit: {one}" for one in plan.problems))
+    title = f"{plan.name}: memory of {len(plan.engines)} engines, of each device"
+    print_tables([TextTable("", headers, rows, notes, ("model", "on", "from"))], title=title)
+
+
+def _devices(plan: DeploymentPlan, host: str) -> Iterator[str]:
     for device in plan.devices:
         of = "how much it has is not known" if device.memory_bytes is None else f"of {gib(device.memory_bytes)}"
         of += f" {host}" if device.name == HOST and host else ""
         free = "" if device.free_bytes is None else f", {gib(max(0, device.free_bytes))} free"
-        console.print(f"{device.name}: {gib(device.used_bytes)} {of}{free} ({', '.join(device.users)})")
-    console.print()
+        yield f"{device.name}: {gib(device.used_bytes)} {of}{free} ({', '.join(device.users)})"
+
+
+def _updates(plan: DeploymentPlan) -> Iterator[str]:
     for second in plan.second_versions:
-        console.print(f"a second version of {second.model} beside it: {gib(second.num_bytes)}, ", end="")
-        if not second.missing_bytes:
-            console.print("fits")
-        elif second.fitting_kv_blocks is not None:
-            console.print(
-                f"{gib(second.missing_bytes)} too much; fits with engine.num_kv_blocks {second.fitting_kv_blocks} each"
+        fits = "fits"
+        if second.missing_bytes:
+            blocks = second.fitting_kv_blocks
+            way = (
+                "roll it out on a second server" if blocks is None else f"fits with engine.num_kv_blocks {blocks} each"
             )
-        else:
-            console.print(f"{gib(second.missing_bytes)} too much; roll it out on a second server")
-    for problem in plan.problems:
-        console.print(f"does not fit: {problem}")
+            fits = f"{gib(second.missing_bytes)} too much; {way}"
+        yield f"a second version of {second.model} beside it: {gib(second.num_bytes)}, {fits}"
 
 
-def _row(part: EnginePart) -> list[str]:
+def _row(part: EnginePart) -> tuple[str, ...]:
     proposed = " (proposed)" if part.is_proposed else ""
-    return [
+    return (
         part.model + (f" (pool {part.pool})" if part.pool else ""),
         str(part.release),
         ", ".join(part.devices),
@@ -87,7 +79,7 @@ def _row(part: EnginePart) -> list[str]:
         f"{part.kv_tokens:,}",
         f"{part.kv_tokens // part.max_seq_len} x {part.max_seq_len}",
         part.memory.source,
-    ]
+    )
 
 
 def _as_data(plan: DeploymentPlan) -> dict[str, object]:

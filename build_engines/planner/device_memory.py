@@ -22,27 +22,13 @@ def device_memory(
     gpu, num_gpus = gpu or machine.gpu, machine.num_gpus if num_gpus is None else num_gpus
     gpu_gib = machine.gpu_memory_gib if gpu is None or machine.gpu_memory_gib else gpu_named(gpu).memory_gib
     host_gib = host_memory_gib or machine.host_memory_gib
-    here: Machine | None = None
+    here = Machine(free_host_bytes=0)
     if gpu_gib is None or host_gib is None:
         here = read_machine((), is_asking_for_gpus=gpu_gib is None)
-    host_bytes = int(host_gib * _GIB) if host_gib is not None else (here or _nothing()).free_host_bytes
-    if gpu_gib is not None:
-        names = {name for release in spec.releases for name in _named_gpus(release.placement.gpus)}
-        count = num_gpus if num_gpus is not None else 0
-        names |= {f"GPU {number}" for number in range(count or _most_ranks(spec))}
-        return {HOST: host_bytes, **{name: int(gpu_gib * _GIB) for name in names}}, num_gpus
-    gpus = (here or _nothing()).gpus
-    found = {f"GPU {n}": each.free_bytes for n, each in enumerate(gpus) if each.free_bytes is not None}
-    return {HOST: host_bytes, **found}, len(gpus) if num_gpus is None else num_gpus
-
-
-def _nothing() -> Machine:
-    return Machine(free_host_bytes=0)
-
-
-def _named_gpus(gpus: tuple[int | str, ...] | None) -> list[str]:
-    return [f"GPU {number}" for number in gpus or ()]
-
-
-def _most_ranks(spec: DeploymentSpec) -> int:
-    return max(int(getattr(release.engine, "world_size", 0)) for release in spec.releases)
+    host_bytes = here.free_host_bytes if host_gib is None else int(host_gib * _GIB)
+    if gpu_gib is None:
+        found = {f"GPU {n}": each.free_bytes for n, each in enumerate(here.gpus) if each.free_bytes is not None}
+        return {HOST: host_bytes, **found}, len(here.gpus) if num_gpus is None else num_gpus
+    most_ranks = max(int(getattr(release.engine, "world_size", 0)) for release in spec.releases)
+    numbers = {*range(num_gpus or most_ranks), *(gpu for one in spec.releases for gpu in one.placement.gpus or ())}
+    return {HOST: host_bytes, **{f"GPU {number}": int(gpu_gib * _GIB) for number in numbers}}, num_gpus

@@ -12,7 +12,8 @@ from build_engines.openvino.openvino_formats import cpu_kv_bytes_per_token
 from build_engines.planner.roofline.footprint import kv_bytes_per_token, workspace_bytes
 from build_engines.sharding.parallel_sizes import ParallelSizes
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
-from ensemble_configs.releases.release_manifest import ReleaseManifest, find_release, load_manifest
+from ensemble_configs.releases.memory_need import rank_memory
+from ensemble_configs.releases.release_manifest import find_release, load_manifest
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
@@ -61,7 +62,8 @@ def memory_of(engine: EngineSpec) -> EngineMemory:
         )
     release = find_release(engine.dir)
     if release is not None:
-        return _of_manifest(load_manifest(release), engine)
+        manifest = load_manifest(release)
+        return EngineMemory(*rank_memory(manifest, engine), f"manifest of {manifest.name}")
     match engine:
         case OpenVinoEngineSpec():
             return _of_openvino(engine)
@@ -70,17 +72,6 @@ def memory_of(engine: EngineSpec) -> EngineMemory:
         case PyTorchEngineSpec():
             return _of_checkpoint(engine)
     raise AssertionError(f"no such engine: {engine!r}")
-
-
-def _of_manifest(manifest: ReleaseManifest, engine: EngineSpec) -> EngineMemory:
-    weights, kv = manifest.weight_bytes_per_rank, float(manifest.kv_bytes_per_token)
-    if manifest.draft is not None and getattr(engine, "draft_dir", None) is not None:
-        weights += manifest.draft.weight_bytes_per_rank
-        kv += manifest.draft.kv_bytes_per_token
-    block = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
-    logits = kept_logits_bytes(engine, vocab_size=manifest.vocab_size, max_batch_size=manifest.limits.max_batch_size)
-    workspace = manifest.workspace_bytes + logits
-    return EngineMemory(weights, workspace, kv, block, f"manifest of {manifest.name}")
 
 
 def _of_openvino(engine: OpenVinoEngineSpec) -> EngineMemory:

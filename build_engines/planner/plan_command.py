@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme plan`: the memory and speed of a model, before any GPU is rented."""
 
-import json
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -25,6 +24,7 @@ from build_engines.planner.roofline.serving_limit import MEASURED_RESPONSES_PER_
 from build_engines.planner.roofline.steady_state import Workload
 from trireme.base.errors import SpecError
 from trireme.base.extras import how_to_install
+from trireme.base.text_tables import json_text
 
 _THINK_TIME_S = 30.0
 
@@ -158,8 +158,7 @@ def plan(
     if plot is not None:
         _plot(made, plot)
     if is_json:
-        json.dump(plan_as_data(made, name=model), sys.stdout, indent=2, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(json_text(plan_as_data(made, name=model)))
     else:
         print_plan(made, name=model, num_shown=num_shown)
 

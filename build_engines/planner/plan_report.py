@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as tables for people and as data for programs."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-
-from rich.console import Console
-from rich.table import Table
+from typing import TypeVar
 
 from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
@@ -17,8 +14,10 @@ from build_engines.planner.ranking import Option, Plan, Question
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
 from build_engines.planner.roofline.steady_state import Estimate
+from trireme.base.text_tables import TextTable, print_tables
 
 _GIB = 2**30
+T = TypeVar("T")
 
 
 def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
@@ -49,12 +48,7 @@ def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
 
 def print_plan(plan: Plan, *, name: str, num_shown: int) -> None:
     """Print the plan to standard output, as wide as the terminal."""
-    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 170)
-    for line in _heading(plan, name):
-        console.print(line, highlight=False)
-    console.print(_table(plan, num_shown))
-    for line in _notes(plan, num_shown):
-        console.print(line, highlight=False)
+    print_tables([_table(plan, num_shown)], title="\n".join(_heading(plan, name)))
 
 
 def _heading(plan: Plan, name: str) -> Iterator[str]:
@@ -79,17 +73,20 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
 
 def _estimators(plan: Plan) -> Iterator[str]:
     """Yield how many options each estimator estimated, and why the first estimator did not."""
-    of_name: dict[str, list[Option]] = {}
-    for option in plan.options:
-        of_name.setdefault(option.estimator, []).append(option)
+    of_name = _grouped(plan.options, lambda option: option.estimator)
     counts = ", ".join(f"{len(options)} options by {name}" for name, options in of_name.items())
     yield f"estimated: {counts}" + (f"; {plan.why_estimator}" if plan.why_estimator else "")
-    passed_over: dict[str, list[Option]] = {}
-    for option in plan.options:
-        if option.why_estimator:
-            passed_over.setdefault(option.why_estimator, []).append(option)
-    for reason, options in passed_over.items():
+    for reason, options in _grouped(plan.options, lambda option: option.why_estimator).items():
         yield f"  {options[0].estimator} for {len(options)} options, {options[0].candidate.name} among them; {reason}"
+
+
+def _grouped(items: Iterable[T], reason_of: Callable[[T], str | None]) -> dict[str, list[T]]:
+    """Return the items by their reason, without those that have none."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        if reason := reason_of(item):
+            groups.setdefault(reason, []).append(item)
+    return groups
 
 
 def _load_in_words(question: Question) -> str:
@@ -107,16 +104,11 @@ def _load_in_words(question: Question) -> str:
     return words + (f", TPOT <= {targets.tpot_ms:g} ms" if targets.tpot_ms is not None else "")
 
 
-def _table(plan: Plan, num_shown: int) -> Table:
-    has_price = plan.question.price_per_gpu_hour is not None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in ("format", "KV", "layout", "GPUs", "batch", "TTFT ms", "TPOT ms", "tokens/s", "/GPU"):
-        table.add_column(header, justify="left" if header in {"format", "KV", "layout"} else "right", no_wrap=True)
-    if has_price:
-        table.add_column("$/M tokens", justify="right", no_wrap=True)
-    table.add_column("within", justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
-    table.add_column("behind the first by", overflow="fold")
+def _table(plan: Plan, num_shown: int) -> TextTable:
+    headers = ["format", "KV", "layout", "GPUs", "batch", "TTFT ms", "TPOT ms", "tokens/s", "/GPU"]
+    headers += ["$/M tokens"] if plan.question.price_per_gpu_hour is not None else []
+    headers += ["within", "bound by", "behind the first by"]
+    rows = []
     for option in plan.options[:num_shown]:
         engine, estimate = option.candidate.engine, option.estimate
         cells = [
@@ -127,9 +119,9 @@ def _table(plan: Plan, num_shown: int) -> Table:
         if option.usd_per_million_tokens is not None:
             cells.append(f"{option.usd_per_million_tokens:.3f}")
         bound = "serving host" if option.is_capped_by_serving else estimate.bound_by
-        cells += [f"x/÷ {option.uncertainty:.2f}", bound, option.why_not_first]
-        table.add_row(*cells)
-    return table
+        rows.append((*cells, f"x/÷ {option.uncertainty:.2f}", bound, option.why_not_first))
+    left = ("format", "KV", "layout", "bound by", "behind the first by")
+    return TextTable("", tuple(headers), tuple(rows), tuple(_notes(plan, num_shown)), left)
 
 
 def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
@@ -151,22 +143,17 @@ def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
         limit = f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica, measured on two cores"
         made = f"the engines make {best.engine_output_tokens_per_s:,.0f} tokens/s"
         yield f"The serving host binds before the GPUs ({limit}; {made}). Measure yours: --serving-responses-per-s."
-    unchunked: dict[str, list[str]] = {}
-    for option in plan.options[:num_shown]:
-        if option.candidate.why_not_chunked is not None:
-            unchunked.setdefault(option.candidate.why_not_chunked, []).append(option.candidate.name)
-    for reason, names in unchunked.items():
+    unchunked = _grouped([option.candidate for option in plan.options[:num_shown]], lambda one: one.why_not_chunked)
+    for reason, found in unchunked.items():
         most = f"prompts of {plan.question.wanted.max_num_tokens:,} tokens at most"
-        yield f"No chunked prefill and no block reuse, {most}: {'; '.join(names)}: {reason}."
+        yield f"No chunked prefill and no block reuse, {most}: {'; '.join(one.name for one in found)}: {reason}."
     unmeasured = sorted({name for option in plan.options[:num_shown] for name in option.unmeasured})
     if unmeasured:
         yield f"Wider in `within`, for no published measurement was fitted for: {', '.join(unmeasured)}."
-    groups: dict[str, list[str]] = {}
-    for one in plan.rejected:
-        groups.setdefault(one.reason, []).append(one.name)
-    if groups:
+    if plan.rejected:
         yield "Not possible:"
-    for reason, names in groups.items():
+    for reason, rejected in _grouped(plan.rejected, lambda one: one.reason).items():
+        names = [one.name for one in rejected]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield f"  {'; '.join(names[:3])}{more}: {reason}"
 

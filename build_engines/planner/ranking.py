@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranking of options for a workload: which meet the targets, at what cost, and why the others lose."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.planner.estimators.estimator import Estimator, Load
@@ -245,26 +247,19 @@ def _fewest_replicas(
     They are found by bisection: each further replica leaves less to all.
     """
 
+    @cache
     def with_replicas(replicas: int) -> Estimate | None:
         return estimator.estimate(candidate, question.workload, question.load.shared(replicas), limits)
 
-    def is_enough(estimate: Estimate | None) -> bool:
+    def is_enough(replicas: int) -> bool:
+        estimate = with_replicas(replicas)
         if estimate is None or question.targets.missed_by(estimate) is not None:
             return False
         return estimate.output_tokens_per_s <= question.serving.tokens_per_s(estimate.tpot_ms)
 
-    few, many = 0, candidate.num_replicas
-    best = with_replicas(many)
-    if best is None or not is_enough(best):
-        return None if best is None else (best, many)
-    while many - few > 1:
-        middle = (few + many) // 2
-        estimate = with_replicas(middle)
-        if estimate is not None and is_enough(estimate):
-            many, best = middle, estimate
-        else:
-            few = middle
-    return best, many
+    replicas = 1 + bisect_left(range(1, candidate.num_replicas), True, key=is_enough)
+    best = with_replicas(replicas)
+    return None if best is None else (best, replicas)
 
 
 def _most_within(question: Question, candidate: Candidate, estimator: Estimator, limits: Limits) -> Estimate | None:
@@ -276,21 +271,17 @@ def _most_within(question: Question, candidate: Candidate, estimator: Estimator,
     if full < 1:
         return None
 
+    @cache
     def at(batch: int) -> Estimate | None:
         return estimator.estimate(candidate, question.workload, Load(batch), limits)
 
-    estimate = at(full)
-    if estimate is None or not question.targets.is_set or question.targets.missed_by(estimate) is None:
-        return estimate
-    low, high, best = 0, full, at(1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = at(middle)
-        if found is not None and question.targets.missed_by(found) is None:
-            low, best = middle, found
-        else:
-            high = middle
-    return best
+    def is_too_large(batch: int) -> bool:
+        estimate = at(batch)
+        return estimate is None or question.targets.missed_by(estimate) is not None
+
+    if not question.targets.is_set:
+        return at(full)
+    return at(1 + bisect_left(range(2, full + 1), True, key=is_too_large))
 
 
 def _rank(option: Option) -> tuple[bool, float, float]:

@@ -79,19 +79,8 @@ def build_release(recipe: TensorRtRecipe, checkpoint: Path, work: Path, options:
     document = recipe.model_dump(mode="json", exclude_defaults=True) | {"backend": recipe.backend}
     file.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     assert load_recipe(file) == recipe, "what is built is what is recorded"
-    argv: list[object] = [
-        sys.executable,
-        "-m",
-        "trireme",
-        "build",
-        file,
-        "--checkpoint",
-        checkpoint,
-        "--out",
-        out,
-        "--resume",
-    ]
-    status = run_child([*argv, "--json", *options], cwd=CODE_ROOT, log=log, timeout_s=timeout_s)
+    argv = [sys.executable, "-m", "trireme", "build", file, "--checkpoint", checkpoint, "--out", out]
+    status = run_child([*argv, "--resume", "--json", *options], cwd=CODE_ROOT, log=log, timeout_s=timeout_s)
     lines = last_lines(log)
     if status:
         raise CheckFailed(f"trireme build ended with status {status}: {lines[-1] if lines else 'no word'}", lines)

@@ -5,7 +5,6 @@ import csv
 import os
 import platform
 import subprocess
-from pathlib import Path
 
 import msgspec
 
@@ -14,6 +13,7 @@ from build_engines.prove.proof import GpuState, ProofMachine
 from ensemble_configs.releases.machine import Machine
 from serving.process.this_machine import read_machine
 from trireme.base.errors import SpecError
+from trireme.base.provenance import cpu_model
 
 _PACKAGES = (
     "tensorrt_llm", "tensorrt", "torch", "transformers", "nvidia_modelopt", "mpi4py", "tritonclient", "numpy",
@@ -49,8 +49,8 @@ def read_proof_machine() -> tuple[ProofMachine, Machine]:
     found = ProofMachine(
         gpus=gpus,
         versions={"python": platform.python_version(), **machine.packages},
-        container=_container(),
-        cpu=_cpu(),
+        container=os.environ.get("NVIDIA_TRITON_SERVER_VERSION"),  # of NVIDIA's alone
+        cpu=cpu_model(),
         num_cpus=os.cpu_count() or 0,
         kernel=platform.release(),
     )
@@ -104,15 +104,3 @@ def _number(value: str) -> float | None:
         return float(value)
     except ValueError:
         return None
-
-
-def _container() -> str | None:
-    """Return the tag of NVIDIA's container, from its environment; None outside of a container."""
-    return os.environ.get("NVIDIA_TRITON_SERVER_VERSION")
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

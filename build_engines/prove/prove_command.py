@@ -4,17 +4,15 @@
 import contextlib
 import datetime
 import json
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from build_engines.prove.build_check import longest_sequence
 from build_engines.prove.check import Check, run_check
@@ -25,7 +23,8 @@ from build_engines.prove.proving import CHECKS, Proving, describe_checks
 from build_engines.stages.build_job import Tools
 from build_engines.stages.build_progress import duration
 from trireme.base.errors import SpecError
-from trireme.base.project_files import CODE_ROOT
+from trireme.base.provenance import commit
+from trireme.base.text_tables import TextTable, print_tables
 
 EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
 
@@ -77,7 +76,7 @@ def prove(
     out.mkdir(parents=True, exist_ok=True)  # before an hour is spent
     proof = Proof(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        commit=_commit(),
+        commit=commit(),
         gpu=row.name,
         machine=machine,
         model=describe_model(checkpoint),
@@ -97,7 +96,7 @@ def prove(
     if is_json:
         sys.stdout.write(proof_text(proof))
     elif proof.bench:
-        Console().print(_table(proof))
+        print_tables([_table(proof)])
     console.print(f"written to {path}", markup=False)
     if proof.failures:
         raise typer.Exit(EXIT_NOT_PROVED)
@@ -133,15 +132,12 @@ def _say_what_would_be_done(why: NoGpuError, names: list[str], console: Console,
 
 @contextlib.contextmanager
 def _work_folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="trireme-prove-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    else:
         given.mkdir(parents=True, exist_ok=True)
         yield given.resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="trireme-prove-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -158,27 +154,13 @@ def _version(proof: Proof) -> str:
     return proof.machine.versions.get("tensorrt_llm", "not installed")
 
 
-def _commit() -> str | None:
-    def git(*args: str) -> str:
-        result = subprocess.run(["git", *args], cwd=CODE_ROOT, capture_output=True, text=True, check=True)
-        return result.stdout.strip()
-
-    try:
-        is_changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "HEAD") + ("-dirty" if is_changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None  # installed without its repository
-
-
-def _table(proof: Proof) -> Table:
-    table = Table(title=f"{proof.model.name} on {proof.gpu}: measured, and predicted / measured")
-    for column in ("provider", "through", "clients", "TTFT ms", "TPOT ms", "tokens/s", "TTFT", "TPOT", "tokens/s"):
-        table.add_column(column, justify="right")
+def _table(proof: Proof) -> TextTable:
+    headers = ("provider", "through", "clients", "TTFT ms", "TPOT ms", "tokens/s", "TTFT", "TPOT", "tokens/s")
+    rows = []
     for row in proof.bench:
-        figures, off = row.measured, row.ratio
-        ratios = (
-            ["", "", ""] if off is None else [f"{each:.2f}" for each in (off.ttft_ms, off.tpot_ms, off.tokens_per_s)]
-        )
-        seen = [f"{figures.ttft_ms:.1f}", f"{figures.tpot_ms:.2f}", f"{figures.tokens_per_s:.0f}"]
-        table.add_row(row.provider, row.path, str(row.concurrency), *seen, *ratios)
-    return table
+        seen, off = row.measured, row.ratio
+        ratios = ("", "", "") if off is None else tuple(f"{each:.2f}" for each in msgspec.structs.astuple(off))
+        figures = (f"{seen.ttft_ms:.1f}", f"{seen.tpot_ms:.2f}", f"{seen.tokens_per_s:.0f}")
+        rows.append((row.provider, row.path, str(row.concurrency), *figures, *ratios))
+    title = f"{proof.model.name} on {proof.gpu}: measured, and predicted / measured"
+    return TextTable(title, headers, tuple(rows), left=("through",))

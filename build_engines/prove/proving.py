@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -79,22 +80,18 @@ class Proving:
 
     def checks(self, names: Sequence[str]) -> list[Check]:
         """Return the named checks, each for every provider that has it."""
+        alone = {"facts": self._facts, "build": self._build}
+        of_providers = {"conformance": self._conformance, "bench": self._bench, "serve": self._serve}
         found: list[Check] = []
         for name, what in CHECKS.items():
-            match name:
-                case _ if name not in names:
-                    continue
-                case "facts":
-                    found.append(Check(name, what, self._facts))
-                case "build":
-                    found.append(Check(name, what, self._build))
-                case _:
-                    found += [self._of_provider(name, provider) for provider in PROVIDERS]
+            if name in names and name in alone:
+                found.append(Check(name, what, alone[name]))
+            elif name in names:
+                found += [
+                    Check(f"{name} {provider}", what.format(providers=provider), partial(of_providers[name], provider))
+                    for provider in PROVIDERS
+                ]
         return found
-
-    def _of_provider(self, name: str, provider: str) -> Check:
-        run = {"conformance": self._conformance, "bench": self._bench, "serve": self._serve}[name]
-        return Check(f"{name} {provider}", CHECKS[name].format(providers=provider), lambda: run(provider))
 
     @property
     def _version(self) -> str:

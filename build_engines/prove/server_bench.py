@@ -2,12 +2,11 @@
 """The loads on the whole server: `trireme serve` on the real Triton, the model `ensemble`, over gRPC."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -20,6 +19,7 @@ from clients.exact_prompts import PromptMaker
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.text.tokenization import PromptTokenizer
+from trireme.base.free_ports import free_ports
 
 _STOP_S = 60.0
 _POLL_S = 0.5
@@ -95,7 +95,7 @@ def running_server(spec: DeploymentSpec, work: Path, timeout_s: float) -> Iterat
     log.parent.mkdir(parents=True, exist_ok=True)
     deployment = folder / "deployment.yaml"
     deployment.write_text(yaml.safe_dump(spec.model_dump(mode="json")), encoding="utf-8")
-    http, grpc, metrics = _free_ports(3)
+    http, grpc, metrics = free_ports(3)
     argv = [sys.executable, "-m", "trireme", "serve", "--deployment", str(deployment), "--verbose"]
     argv += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     argv += ["--ready-timeout-s", str(timeout_s)]
@@ -128,11 +128,3 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path, t
 async def _is_ready(url: str) -> bool:
     async with AsyncTritonClient(url) as client:
         return await client.is_ready()
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

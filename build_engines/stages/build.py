@@ -102,12 +102,12 @@ def _link(plan: BuildPlan, work: WorkFolder) -> None:
 
 
 def _details(job: BuildJob, plan: BuildPlan) -> dict[str, JsonValue]:
-    commands: dict[str, JsonValue] = {
-        stage.name: shlex.join(stage.work.argv) for stage in plan.stages if isinstance(stage.work, Command)
+    return {
+        "commands": {one.name: shlex.join(one.work.argv) for one in plan.stages if isinstance(one.work, Command)},
+        "checkpoint": str(job.checkpoint.dir),
+        "packages": {**job.machine.packages},
+        "gpus": [gpu.name for gpu in job.machine.gpus],
     }
-    packages: dict[str, JsonValue] = dict(job.machine.packages)
-    gpus: list[JsonValue] = [gpu.name for gpu in job.machine.gpus]
-    return {"commands": commands, "checkpoint": str(job.checkpoint.dir), "packages": packages, "gpus": gpus}
 
 
 def _keep_logs(work: WorkFolder, place: Path) -> None:

@@ -12,13 +12,12 @@ from typing import Annotated
 import typer
 
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
-from build_engines.recipes.recipe import OpenVinoRecipe, Recipe, load_recipe
+from build_engines.recipes.recipe import OpenVinoRecipe, load_recipe
 from build_engines.stages.build import build as build_release
 from build_engines.stages.build import check_job, plan_job
 from build_engines.stages.build_job import BuildJob, Tools
 from build_engines.stages.build_progress import BuildProgress
 from build_engines.stages.dry_run import plan_document, plan_text
-from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import load_manifest
 from serving.process.this_machine import read_machine
 from trireme.base.errors import SpecError
@@ -63,7 +62,7 @@ def build(
     job = BuildJob(
         recipe=spec,
         checkpoint=CheckpointFiles(checkpoint.resolve()),
-        machine=_machine(spec),
+        machine=read_machine(_PACKAGES, is_asking_for_gpus=not isinstance(spec, OpenVinoRecipe)),
         tools=Tools(trtllm_examples.resolve(), modelopt_examples.resolve()),
         is_dry_run=is_dry_run,
     )
@@ -95,10 +94,6 @@ def build(
         typer.echo(json.dumps({"release": str(release.path), "address": release.address, "is_new": release.is_new}))
     else:
         typer.echo(f"{release.path}{'' if release.is_new else ' (was there already, the same)'}")
-
-
-def _machine(recipe: Recipe) -> Machine:
-    return read_machine(_PACKAGES, is_asking_for_gpus=not isinstance(recipe, OpenVinoRecipe))
 
 
 def _refuse(job: BuildJob) -> None:

@@ -7,7 +7,7 @@ been measured on a GPU yet.
 
 from dataclasses import dataclass
 
-from build_engines.checkpoint.gpus import Gpu, gpu_named
+from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.model_shape import DenseMlp, ExpertMlp, ModelShape
 from build_engines.checkpoint.weight_table import num_active_parameters, num_parameters
 from build_engines.recipes.recipe import GpuRecipe, TensorRtRecipe
@@ -95,23 +95,18 @@ def num_at_once(recipe: GpuRecipe, machine: Machine, bytes_each: int, *, is_on_g
 
 def calibration_estimate(recipe: GpuRecipe, model: ModelShape, sizes: RankSizes, *, is_calibrated: bool) -> Estimate:
     """Estimate quantize.py or hf_ptq.py: the model in 16 bits over all GPUs, run on every sample."""
-    gpu = gpu_named(recipe.gpu)
     seconds = 2 * sizes.plain_bytes / _DISK_BYTES_PER_S
     if is_calibrated and recipe.calibration is not None:
         tokens = recipe.calibration.num_samples * recipe.calibration.max_tokens
         passes = _AWQ_PASSES if "awq" in recipe.format else 1.0
         flops = 2 * num_active_parameters(model) * tokens * passes
-        seconds += flops / (_flops(gpu) * _CALIBRATION_FRACTION)
+        seconds += flops / (gpu_named(recipe.gpu).tflops["fp16"] * 1e12 * _CALIBRATION_FRACTION)
     return Estimate(
         disk_bytes=sum(sizes.rank_bytes),
         host_bytes=sizes.plain_bytes + _PROGRAM_BYTES,
         gpu_bytes=sizes.plain_bytes // recipe.world_size + _GPU_WORKSPACE_BYTES,
         seconds=seconds,
     )
-
-
-def _flops(gpu: Gpu) -> float:
-    return gpu.tflops["fp16"] * 1e12
 
 
 def conversion_estimate(recipe: TensorRtRecipe, model: ModelShape, sizes: RankSizes, num_workers: int) -> Estimate:

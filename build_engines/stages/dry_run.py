@@ -2,9 +2,8 @@
 """The plan of a build, as text or JSON: the exact commands in order, with estimates; nothing is run."""
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
-
-from pydantic import JsonValue
 
 from build_engines.recipes.recipe import hash_recipe
 from build_engines.stages.build_job import BuildJob, BuildPlan
@@ -13,38 +12,28 @@ from build_engines.stages.stage_list import Command, Estimate, Stage, size_text
 from build_engines.stages.work_folder import WorkFolder
 
 
-def plan_document(job: BuildJob, plan: BuildPlan, out: Path) -> dict[str, JsonValue]:
+def plan_document(job: BuildJob, plan: BuildPlan, out: Path) -> dict[str, object]:
     """Return the plan as data; `argv` is null where a stage is code of ours."""
     sha256 = hash_recipe(job.recipe)
-    stages: list[JsonValue] = [_stage_document(stage) for stage in plan.stages]
-    links: dict[str, JsonValue] = {name: str(path) for name, path in plan.links.items()}
-    notes: list[JsonValue] = list(plan.notes)
     return {
         "recipe": job.recipe.name,
         "recipe_sha256": sha256,
         "checkpoint": str(job.checkpoint.dir),
         "work_dir": str(WorkFolder.at(out, sha256)),
-        "links": links,
-        "stages": stages,
-        "notes": notes,
+        "links": {name: str(path) for name, path in plan.links.items()},
+        "stages": [_stage_document(stage) for stage in plan.stages],
+        "notes": plan.notes,
     }
 
 
-def _stage_document(stage: Stage) -> dict[str, JsonValue]:
-    estimate = stage.estimate
-    argv: list[JsonValue] | None = list(stage.work.argv) if isinstance(stage.work, Command) else None
-    env: dict[str, JsonValue] = dict(stage.work.env) if isinstance(stage.work, Command) else {}
+def _stage_document(stage: Stage) -> dict[str, object]:
+    command = stage.work if isinstance(stage.work, Command) else None
     return {
         "name": stage.name,
         "title": stage.title,
-        "argv": argv,
-        "env": env,
-        "estimate": {
-            "disk_bytes": estimate.disk_bytes,
-            "host_bytes": estimate.host_bytes,
-            "gpu_bytes": estimate.gpu_bytes,
-            "seconds": round(estimate.seconds, 1),
-        },
+        "argv": None if command is None else command.argv,
+        "env": {} if command is None else dict(command.env),
+        "estimate": asdict(stage.estimate) | {"seconds": round(stage.estimate.seconds, 1)},
     }
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from build_engines.stages.stage_process import CommandFailed, run_command
-from build_engines.stages.work_folder import Stamp, WorkFolder, partial_of
+from build_engines.stages.work_folder import Stamp, WorkFolder
 from trireme.base.errors import BuildError
 
 _GIB = 1 << 30
@@ -100,6 +100,7 @@ def run_stages(stages: Sequence[Stage], work: WorkFolder, watcher: StageWatcher)
     for number, stage in enumerate(stages, 1):
         key = stage_key(stage, stamps)
         stamp = work.reusable(stage.name, key)
+        is_reused = stamp is not None
         if stamp is None:
             if not has_room:
                 work.discard(stage.name)
@@ -107,9 +108,7 @@ def run_stages(stages: Sequence[Stage], work: WorkFolder, watcher: StageWatcher)
                 has_room = True
             watcher.stage_started(number, len(stages), stage)
             stamp = _run(stage, key, work, (number, len(stages)), watcher)
-            watcher.stage_finished(number, len(stages), stage, stamp.duration_s, is_reused=False)
-        else:
-            watcher.stage_finished(number, len(stages), stage, stamp.duration_s, is_reused=True)
+        watcher.stage_finished(number, len(stages), stage, stamp.duration_s, is_reused=is_reused)
         stamps[stage.name] = stamp
     return stamps
 
@@ -188,9 +187,3 @@ def _says_full(cause: BaseException) -> bool:
 def size_text(num_bytes: int) -> str:
     """Return bytes for people: 5.4 GiB, and 110.3 MiB where it is less than one GiB."""
     return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / (1 << 20):.1f} MiB"
-
-
-__all__ = [
-    "Command", "Estimate", "Stage", "StageWatcher", "Work", "check_disk", "partial_of", "run_stages", "size_text",
-    "stage_key",
-]  # fmt: skip

@@ -129,7 +129,8 @@ class WorkFolder:
         """Remove all files of a stage."""
         self._stamp_file(stage).unlink(missing_ok=True)
         for folder in (self.path / stage, self.path / partial_of(stage)):
-            _remove(folder)
+            if folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder)
 
     def finish(self, stage: str, key: str, duration_s: float) -> Stamp:
         """Make what lies in the partial folder the stage's outputs.
@@ -174,11 +175,6 @@ class WorkFolder:
 def _files(folder: Path) -> dict[str, Path]:
     paths = (path for path in folder.rglob("*") if not path.is_dir())
     return {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
 
 
 def _try_lock(path: Path) -> int | None:

@@ -28,7 +28,7 @@ from build_engines.recipes.trtllm_versions import (
     QUANTIZE_SCRIPT,
 )
 from build_engines.stages.build_job import SOURCE
-from build_engines.stages.stage_list import partial_of
+from build_engines.stages.work_folder import partial_of
 
 # Names in the work folder; the stages' outputs are named like the stages.
 CALIBRATION, CHECKPOINT, ENGINE = "calibration", "checkpoint", "engine"

@@ -21,6 +21,7 @@ from clients.load_run.json_lines import Lines, LinesFile, read_lines, write_json
 from clients.load_run.load_record import LoadRecord, Unended, check_record
 from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import SpecError
+from trireme.base.provenance import cpu_model
 
 _INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"
 _PACKAGES = ("trireme", "openvino-genai", "tokenizers", "tritonclient", "grpcio", "msgspec", "numpy")
@@ -191,12 +192,3 @@ def package_version(name: str) -> str | None:
 def now() -> str:
     """Return the date for a run, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def cpu_model() -> str:
-    """Return the processor's name, as Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -10,8 +10,8 @@ from typer import Context
 from typer._click import Command  # typer 0.29 brings click as its own, and has no public name for it
 from typer.core import TyperGroup
 
-from benchmarks.support.report import markdown_table
 from documents.cells import cell
+from trireme.base.text_tables import markdown_table
 from trireme.commands import COMMANDS, command_app
 
 _BLOCK = "\b"  # click's mark of a paragraph whose lines stay as they are

@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.support.report import markdown_table
 from documents.cells import cell
 from ensemble_configs.spec.deployment import DeploymentSpec
+from trireme.base.text_tables import markdown_table
 
 _INTRODUCTION = """# Deployment keys
 

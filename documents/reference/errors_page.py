@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.support.report import markdown_table
 from documents.cells import cell
 from serving.frontend.http.http_answers import answer_to
 from trireme.base import errors
 from trireme.base.errors import ServingError
 from trireme.base.project_files import CODE_ROOT
+from trireme.base.text_tables import markdown_table
 from trireme.commands import exit_code
 
 _INTRODUCTION = """# Error codes

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of the server's metrics: the families of `serving.telemetry` for an engine that reports everything."""
 
-from benchmarks.support.report import markdown_table
 from serving.engines.seam.base import (
     AdmissionStats,
     BatchStats,
@@ -18,6 +17,7 @@ from serving.engines.seam.base import (
 from serving.telemetry.engine_metrics import EngineMetrics
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.sequence_life import SequenceLife
+from trireme.base.text_tables import markdown_table
 
 _INTRODUCTION = """# Metrics
 

@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that a release takes on one rank when it is served, and the check that a machine has it."""
 
+from typing import NamedTuple
+
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.kv_capacity import blocks_of_sequence
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import ReleaseManifest
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.release_spec import ReleaseSpec
 
 _GIB = 1 << 30
+
+
+class RankMemory(NamedTuple):
+    """Memory of one rank; of a release with a draft model, both models' where the engine drafts."""
+
+    weight_bytes: int
+    workspace_bytes: int  # kept logits, too
+    kv_bytes_per_token: int
+    kv_block_tokens: int
+
+
+def rank_memory(manifest: ReleaseManifest, engine: EngineSpec | None) -> RankMemory:
+    """Return the memory of one rank of a release, run by an engine."""
+    weights, kv_per_token = manifest.weight_bytes_per_rank, manifest.kv_bytes_per_token
+    if manifest.draft is not None and getattr(engine, "draft_dir", None) is not None:
+        weights += manifest.draft.weight_bytes_per_rank
+        kv_per_token += manifest.draft.kv_bytes_per_token
+    block_tokens = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
+    return RankMemory(weights, manifest.workspace_bytes + _logits_bytes(manifest, engine), kv_per_token, block_tokens)
 
 
 def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
@@ -18,28 +40,17 @@ def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None)
     The KV cache is the deployment's `num_kv_blocks`; where it leaves that to the free memory, or without a deployment,
     one sequence of the longest length, which is the least that can be served.
     """
-    weights, kv_per_token = manifest.weight_bytes_per_rank, manifest.kv_bytes_per_token
-    if manifest.draft is not None and _is_drafting(deployment):
-        weights += manifest.draft.weight_bytes_per_rank
-        kv_per_token += manifest.draft.kv_bytes_per_token
-    rest = manifest.workspace_bytes + _logits_bytes(manifest, deployment)
-    return weights + rest + int(kv_per_token * _kv_tokens(manifest, deployment))
-
-
-def _logits_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
     engine = deployment.engine if deployment is not None else None
+    memory = rank_memory(manifest, engine)
+    tokens = manifest.limits.max_seq_len if engine is None else _kv_tokens(engine, memory.kv_block_tokens)
+    return memory.weight_bytes + memory.workspace_bytes + int(memory.kv_bytes_per_token * tokens)
+
+
+def _logits_bytes(manifest: ReleaseManifest, engine: EngineSpec | None) -> int:
     return kept_logits_bytes(engine, vocab_size=manifest.vocab_size, max_batch_size=manifest.limits.max_batch_size)
 
 
-def _is_drafting(deployment: ReleaseSpec | None) -> bool:
-    return deployment is not None and getattr(deployment.engine, "draft_dir", None) is not None
-
-
-def _kv_tokens(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> float:
-    if deployment is None:
-        return manifest.limits.max_seq_len
-    engine = deployment.engine
-    block_tokens = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
+def _kv_tokens(engine: EngineSpec, block_tokens: int) -> float:
     if engine.num_kv_blocks is not None:
         return engine.num_kv_blocks * block_tokens
     # Whole blocks, of each beam its own; TensorRT-LLM gives to the cache only this part of what the weights leave.
@@ -66,7 +77,7 @@ def check_memory(
     short = [f"{_gib(free)} free ({place})" for place, free in free_bytes.items() if free < need_bytes]
     if not short:
         return []
-    logits_bytes = _logits_bytes(manifest, deployment)
+    logits_bytes = _logits_bytes(manifest, deployment.engine if deployment is not None else None)
     logits = f"logits {_gib(logits_bytes)} (engine.is_gathering_generation_logits), " if logits_bytes else ""
     parts = (
         f"weights {_gib(manifest.weight_bytes_per_rank)}, workspace {_gib(manifest.workspace_bytes)}, {logits}"

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from trireme.base.durable_files import write_atomically
+from trireme.base.provenance import cpu_model
 
 _BYTES_PER_CORE = 64 << 20  # far more than a core's part of the last cache
 _MOST_BYTES = 4 << 30
@@ -64,9 +65,4 @@ def _file() -> Path:
 
 def _key() -> str:
     """Return the CPU's name and the number of usable cores as a key."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    return f"{cpu_model() or platform.machine()}, {len(os.sched_getaffinity(0))} cores"

@@ -19,7 +19,7 @@ from chart_here import Values, merged, of_kind, render
 from envoy_here import ENVOY
 from name_server import NameServer
 
-from benchmarks.support.free_ports import free_ports
+from trireme.base.free_ports import free_ports
 
 _RESOLVER = "type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
 _READY_S = 20.0

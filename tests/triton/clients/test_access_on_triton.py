@@ -18,10 +18,10 @@ from envoy_here import needs_envoy
 from guarded_envoy import KEY, KEY_HEADER, TOKEN, Backend, GuardedEnvoy, Listener
 from running_server import PROJECT, RunningServer
 
-from benchmarks.support.free_ports import free_ports
 from clients.access import Access
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
 from trireme.base.errors import AccessDenied
+from trireme.base.free_ports import free_ports
 
 pytestmark = needs_envoy
 TOKENIZER = PROJECT / "examples/demo_model/target"

@@ -21,11 +21,11 @@ from scraped_pods import discovered, relabel_configs
 from steady_load import steady_load
 from waiting import wait_until
 
-from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest
 from observability.local_prometheus import LocalPrometheus
 from observability.rules.scaling import KV_USE, LOAD
 from observability.rules.shortened import shortened
+from trireme.base.free_ports import free_ports
 
 pytestmark = [needs_chart, needs_prometheus]
 

@@ -18,7 +18,7 @@ import tritonclient.grpc as grpcclient
 from waiting import wait_until
 from wheel_here import User, build_wheel, forbid_writing, open_folder
 
-from benchmarks.support.free_ports import free_ports
+from trireme.base.free_ports import free_ports
 
 pytestmark = pytest.mark.soak
 START_S = 180.0

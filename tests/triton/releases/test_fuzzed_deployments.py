@@ -16,7 +16,6 @@ from deployment_mutations import Mutation, mutations
 from packed_deployments import Pack, packs
 from raw_calls import StreamFailed, engine_request, stream
 
-from benchmarks.support.free_ports import free_ports
 from benchmarks.support.report import environment, write_result
 from ensemble_configs.render.repository import render_repository, write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment, override_triton
@@ -26,6 +25,7 @@ from serving.doctor.server_features import refuse_missing_flags
 from serving.process.installation import find_triton
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import SpecError
+from trireme.base.free_ports import free_ports
 
 COUNT = 2000
 SAMPLE, OF = 16, 400  # in `make test`

@@ -12,13 +12,13 @@ import yaml
 from demo_release import DEMO_MODEL, alter_a_byte, write_demo_release
 from running_server import RunningServer, deployment_text
 
-from benchmarks.support.free_ports import free_ports
 from build_engines.cache.release_cache import ReleaseCache
 from clients.server_control import ServerControl
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.releases.release_lock import lock_file, locked
 from ensemble_configs.releases.release_manifest import address
 from trireme.base.errors import Unavailable
+from trireme.base.free_ports import free_ports
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,13 @@ import pytest
 from running_server import PROJECT, READY_S
 from waiting import wait_until
 
-from benchmarks.support.free_ports import free_ports
 from ensemble_configs.changes.deployment_diff import Kind, compare
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.process.installation import find_triton
 from serving.triton.triton_api import CONTROL_KEY_HEADER
 from serving.triton.triton_process import TritonProcess
+from trireme.base.free_ports import free_ports
 
 TOKENIZER = {"dir": str(PROJECT / "examples/demo_model/target")}
 ENGINE: dict[str, object] = {"provider": "simulated", "step_ms": 5.0, "max_num_seqs": 8, "num_kv_blocks": 64}

@@ -18,9 +18,9 @@ import pytest
 from raw_calls import StreamFailed, stream
 from running_server import RunningServer, deployment_text
 
-from benchmarks.support.free_ports import free_ports
 from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
+from trireme.base.free_ports import free_ports
 
 StartServer = Callable[..., RunningServer]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from running_server import RunningServer, deployment_text
 
-from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest, TritonClient
+from trireme.base.free_ports import free_ports
 
 pytestmark = pytest.mark.triton
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from running_server import RunningServer, deployment_text
 
-from benchmarks.support.free_ports import free_ports
 from clients.server_control import ServerControl
+from trireme.base.free_ports import free_ports
 
 DEPLOYMENT = deployment_text("twice", engine={"provider": "simulated", "max_seq_len": 64, "num_kv_blocks": 8})
 

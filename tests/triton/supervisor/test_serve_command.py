@@ -17,8 +17,8 @@ from running_server import PROJECT, RunningServer, deployment_text
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
-from benchmarks.support.free_ports import free_ports
 from serving.process.installation import find_triton
+from trireme.base.free_ports import free_ports
 
 SIMULATED = {"provider": "simulated"}
 

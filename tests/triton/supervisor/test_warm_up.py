@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from running_server import RunningServer, deployment_text
 
-from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest, TritonClient
+from trireme.base.free_ports import free_ports
 
 WARMING, WARM = "the engine is being warmed up", "the engine is warm"
 STEP_MS = 1500.0

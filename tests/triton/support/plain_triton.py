@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from benchmarks.support.free_ports import free_ports
 from serving.process.installation import find_triton
+from trireme.base.free_ports import free_ports
 
 READY_S = 60.0
 

@@ -14,7 +14,6 @@ import yaml
 from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import MAX_TOKENS, PROMPTS
 
-from benchmarks.support.free_ports import free_ports
 from clients.rollout.records.store import Store
 from clients.server_control import ServerControl
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
@@ -23,6 +22,7 @@ from serving.engines.providers import create_engine
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.text.detokenization import StreamText, TextDecoder
 from serving.text.tokenization import PromptTokenizer
+from trireme.base.free_ports import free_ports
 
 ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 20.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
 # What takes seconds here; the gate's own figures are measured by benchmarks.rollout_gate.gate_trials.

@@ -17,10 +17,10 @@ from typing import ClassVar, Self
 import psutil
 import yaml
 
-from benchmarks.support.free_ports import free_ports
 from serving.process.control_channel import ask_all
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.process.shared_memory import PREFIX
+from trireme.base.free_ports import free_ports
 
 PROJECT = Path(__file__).resolve().parents[3]
 SUPPORT = PROJECT / "tests/triton/support"  # programs of this folder find its modules when they run in it

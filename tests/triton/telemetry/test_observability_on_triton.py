@@ -20,11 +20,11 @@ from running_server import RunningServer, deployment_text
 from steady_load import steady_load
 from waiting import wait_until
 
-from benchmarks.support.free_ports import free_ports
 from clients.streaming import GenerateRequest
 from observability.dashboards.panels import Dashboard, dashboards, filled_in
 from observability.local_prometheus import LocalPrometheus
 from observability.rules.objectives import Objectives
+from trireme.base.free_ports import free_ports
 
 pytestmark = needs_prometheus
 

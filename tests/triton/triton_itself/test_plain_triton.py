@@ -18,8 +18,8 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.support.free_ports import free_ports
 from serving.process.installation import find_triton
+from trireme.base.free_ports import free_ports
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.first_request import Row, Start
-from benchmarks.support import free_ports
 from benchmarks.support.http2_streams import Received
 from benchmarks.support.report import median_with_interval, ratio_of_quantiles
 from benchmarks.support.workload import Run
+from trireme.base import free_ports
 
 
 def test_ports_are_free_and_none_that_an_outgoing_connection_gets(

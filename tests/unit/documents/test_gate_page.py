@@ -1,29 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`docs/rollout_gate.md` says what the committed figures say, and those are what was promised or are called missed."""
 
-import json
-from typing import Any
-
-import pytest
-
 from benchmarks.rollout_gate.gate_trials import SPEC, scenarios
 from benchmarks.rollout_gate.latency_models import load_models
-from documents.gate_page import PAGE, latest, page
+from documents.gate_page import PAGE
+from documents.pages import Document, latest
 
 
-def committed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(latest().read_text(encoding="utf-8"))
-    return found
-
-
-def test_the_committed_page_is_what_make_docs_writes() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page(text, committed(), latest().name)
-
-
-def test_a_page_without_the_place_of_a_table_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"has no place for metrics: it takes the lines"):
-        page("# Empty\n", committed(), "x.json")
+def committed() -> Document:
+    return latest("gate_trials")[1]
 
 
 def test_the_committed_study_is_whole_and_of_today_s_settings() -> None:

@@ -10,14 +10,12 @@ from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMAT
 from build_engines.prove.proof import CheckRecord, GpuState, Proof, ProofMachine, ProofModel, load_proofs, write_proof
 from build_engines.recipes.trtllm_versions import VERSIONS
 from documents.support_table import (
-    DOCUMENT,
     NOT_YET,
     PROOFS,
     README,
     gpu_sentence,
     render_tables,
     with_gpu_row,
-    with_tables,
 )
 from documents.triton_differences import differences
 from ensemble_configs.releases.containers import containers
@@ -39,11 +37,6 @@ def test_the_readme_says_not_yet_run_on_a_gpu_exactly_as_long_as_no_proof_is_com
     readme, proofs = README.read_text(encoding="utf-8"), load_proofs(PROOFS)
     assert (NOT_YET in readme) == (not proofs)
     assert readme == with_gpu_row(readme, proofs), "run `make docs` and commit the result"
-
-
-def test_the_documents_tables_are_those_of_the_data() -> None:
-    document = DOCUMENT.read_text(encoding="utf-8")
-    assert document == with_tables(document, load_proofs(PROOFS)), "run `make docs` and commit the result"
 
 
 def test_a_committed_proof_takes_the_place_of_not_yet(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_here import FILES, needs_prometheus
 
-from benchmarks.support.free_ports import free_ports
+from trireme.base.free_ports import free_ports
 from trireme.base.project_files import CODE_ROOT
 
 pytestmark = pytest.mark.slow

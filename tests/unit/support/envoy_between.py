@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 from envoy_here import ENVOY
 
-from benchmarks.support.free_ports import free_ports
 from clients.rollout.export.envoy_routes import RELEASE_HEADER
+from trireme.base.free_ports import free_ports
 
 ASK, STREAM = "/test.Release/Ask", "/test.Release/Stream"
 NUM_CHUNKS = 30

@@ -3,16 +3,23 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from build_engines.cost.bill import Pool, Scenario, bill, hourly_requests_per_s, scenario_of
+from build_engines.cost.bill import bill, hourly_requests_per_s, scaled, with_rates
 from build_engines.cost.break_even import break_even, limit_usd_per_token, usd_at
-from build_engines.cost.cost_spec import CostSpec, Fleet, GpuPrices, OtherCosts, Traffic
-from build_engines.cost.engine_rates import Rates
+from build_engines.cost.cost_spec import (
+    CostSpec,
+    Fleet,
+    GpuPrices,
+    OtherCosts,
+    PlannedEngine,
+    RatedEngine,
+    Traffic,
+    changed,
+)
 from build_engines.cost.managed_prices import ManagedPrice
 from build_engines.cost.sensitivity import sensitivities
 
@@ -26,14 +33,14 @@ def scenario(
     traffic: Traffic | None = None,
     fleet: Fleet | None = None,
     other: OtherCosts | None = None,
-) -> Scenario:
-    pool = Pool(
-        "one",
-        Rates(gpus, 1 / prefill, 1 / decode, "given"),
-        prices or GpuPrices(on_demand_usd_per_gpu_hour=3),
-        traffic or Traffic(requests_per_s=10, isl=1000, osl=200),
+) -> CostSpec:
+    return CostSpec(
+        engine=RatedEngine(kind="rates", gpus=gpus, prefill_tokens_per_s=prefill, decode_tokens_per_s=decode),
+        prices=prices or GpuPrices(on_demand_usd_per_gpu_hour=3),
+        traffic=traffic or Traffic(requests_per_s=10, isl=1000, osl=200),
+        fleet=fleet or Fleet(),
+        other=other or OtherCosts(),
     )
-    return Scenario((pool,), fleet or Fleet(), other or OtherCosts())
 
 
 # One request/s of 1,000 in at 20,000/s and 200 out at 2,000/s: 0.05 + 0.1 s of a replica.
@@ -70,7 +77,7 @@ def test_two_dollars_an_hour_at_a_thousand_tokens_a_second_is_56_cents_a_million
     assert found.usd_per_million_output == pytest.approx(2 / 3600 * 1000)  # 0.5556
     assert found.usd_per_million_input is None
     assert found.idle_usd == pytest.approx(0)
-    half = bill(one.scaled(0.5))
+    half = bill(scaled(one, 0.5))
     assert half.usd_per_million_output == pytest.approx(2 * 0.55556, rel=1e-4)
 
 
@@ -163,7 +170,7 @@ scenarios = st.builds(
 
 
 @given(scenarios)
-def test_input_and_output_are_all_of_it(one: Scenario) -> None:
+def test_input_and_output_are_all_of_it(one: CostSpec) -> None:
     found = bill(one)
     tokens = found.tokens
     whole = tokens.prefilled * (found.usd_per_million_input or 0) + tokens.output * found.usd_per_million_output
@@ -173,40 +180,35 @@ def test_input_and_output_are_all_of_it(one: Scenario) -> None:
 
 
 @given(scenarios, st.floats(0.1, 10))
-def test_gpu_cost_is_linear_in_the_price(one: Scenario, factor: float) -> None:
-    (pool,) = one.pools
-    prices = pool.prices.model_copy(
-        update={name: value * factor for name, value in vars(pool.prices).items() if name.endswith("_usd_per_gpu_hour")}
-    )
-    dearer = bill(replace(one, pools=(replace(pool, prices=prices),)))
+def test_gpu_cost_is_linear_in_the_price(one: CostSpec, factor: float) -> None:
+    names = [name for name in GpuPrices.model_fields if name.endswith("_usd_per_gpu_hour")]
+    dearer = bill(changed(one, {f"prices.{name}": lambda price: price * factor for name in names}))
     assert dearer.gpu_usd == pytest.approx(factor * bill(one).gpu_usd)
     assert dearer.engineers_usd == bill(one).engineers_usd
 
 
 @given(scenarios, st.floats(1, 10), st.booleans())
-def test_a_faster_replica_never_costs_more(one: Scenario, factor: float, is_prefill: bool) -> None:
-    (pool,) = one.pools
-    name = "prefill_s" if is_prefill else "decode_s"
-    faster = replace(pool, rates=replace(pool.rates, **{name: getattr(pool.rates, name) / factor}))
-    assert bill(replace(one, pools=(faster,))).total_usd <= bill(one).total_usd * (1 + 1e-12)
+def test_a_faster_replica_never_costs_more(one: CostSpec, factor: float, is_prefill: bool) -> None:
+    name = "prefill_tokens_per_s" if is_prefill else "decode_tokens_per_s"
+    faster = changed(one, {f"engine.{name}": lambda rate: rate * factor})
+    assert bill(faster).total_usd <= bill(one).total_usd * (1 + 1e-12)
 
 
 @given(scenarios, st.floats(1, 10))
-def test_more_traffic_never_costs_less(one: Scenario, factor: float) -> None:
-    assert bill(one.scaled(factor)).total_usd >= bill(one).total_usd * (1 - 1e-12)
+def test_more_traffic_never_costs_less(one: CostSpec, factor: float) -> None:
+    assert bill(scaled(one, factor)).total_usd >= bill(one).total_usd * (1 - 1e-12)
 
 
 @given(scenarios)
-def test_every_hour_has_the_replicas_that_its_work_needs(one: Scenario) -> None:
-    (pool,) = one.pools
-    found = bill(one).pools[0]
-    request_s = pool.rates.seconds(pool.traffic.isl * (1 - pool.traffic.cached_fraction), pool.traffic.osl)
-    for replicas, requests_per_s in zip(found.replicas, hourly_requests_per_s(pool.traffic), strict=True):
+def test_every_hour_has_the_replicas_that_its_work_needs(one: CostSpec) -> None:
+    found, traffic = bill(one).pools[0], one.traffic
+    request_s = found.rates.seconds(traffic.isl * (1 - traffic.cached_fraction), traffic.osl)
+    for replicas, requests_per_s in zip(found.replicas, hourly_requests_per_s(traffic), strict=True):
         usable = (replicas - one.fleet.spare_replicas) * one.fleet.target_utilisation
-        assert requests_per_s * request_s <= usable + 1e-6 or replicas == pool.prices.reserved_replicas
+        assert requests_per_s * request_s <= usable + 1e-6 or replicas == one.prices.reserved_replicas
 
 
-def usd_with(one: Scenario, tokens: float) -> float:
+def usd_with(one: CostSpec, tokens: float) -> float:
     return usd_at(one, tokens, bill(one).tokens.total)
 
 
@@ -221,7 +223,7 @@ managed_prices = st.builds(
 
 @settings(max_examples=60)  # the nearer the two prices, the more steps
 @given(scenarios, managed_prices)
-def test_a_break_even_solves_its_equation_and_above_it_the_fleet_is_cheaper(one: Scenario, price: ManagedPrice) -> None:
+def test_a_break_even_solves_its_equation_and_above_it_the_fleet_is_cheaper(one: CostSpec, price: ManagedPrice) -> None:
     found = break_even(one, price)
     per_token = found.managed_usd_per_million / 1e6
     if found.tokens is None:
@@ -231,7 +233,7 @@ def test_a_break_even_solves_its_equation_and_above_it_the_fleet_is_cheaper(one:
                 assert usd_with(one, tokens) >= tokens * per_token * (1 - 1e-9)
         else:  # as long as the reserved replicas last
             assert usd_with(one, found.first_tokens) == pytest.approx(found.first_tokens * per_token)
-            assert one.pools[0].prices.reserved_replicas
+            assert one.prices.reserved_replicas
         return
     margin = 1 - found.limit_usd_per_million / found.managed_usd_per_million
     if margin > 0.01:  # closer than that, a bound is all there is
@@ -278,8 +280,8 @@ def test_reserved_replicas_may_be_cheaper_than_what_follows_them() -> None:
 
 
 @given(scenarios)
-def test_the_limit_is_what_an_endless_fleet_costs(one: Scenario) -> None:
-    endless = one.scaled(1e13 / min(1, one.pools[0].traffic.requests_per_s))
+def test_the_limit_is_what_an_endless_fleet_costs(one: CostSpec) -> None:
+    endless = scaled(one, 1e13 / min(1, one.traffic.requests_per_s))
     per_token = bill(endless).total_usd / bill(endless).tokens.total
     assert limit_usd_per_token(one) == pytest.approx(per_token, rel=1e-3)
 
@@ -298,6 +300,15 @@ def test_the_price_moves_with_an_assumption_as_the_arithmetic_says() -> None:
     assert swings == sorted(swings, reverse=True)
 
 
+def test_rates_stay_while_the_mix_of_tokens_moves() -> None:
+    fleet = tiered({"on_demand_usd_per_gpu_hour": 4}, None)
+    planned = changed(fleet, {"engine": PlannedEngine(kind="planned", model="llama-3.1-8b")})
+    rated = with_rates(planned)
+    assert bill(rated).total_usd == pytest.approx(bill(planned).total_usd)
+    longer = bill(changed(rated, {"traffic.osl": lambda tokens: 8 * tokens}))
+    assert longer.pools[0].rates.decode_s == pytest.approx(bill(planned).pools[0].rates.decode_s)
+
+
 def tiered(prices: Mapping[str, float], tier_prices: Mapping[str, float] | None) -> CostSpec:
     engine = {"kind": "rates", "model": "large", "gpus": 4, "prefill_tokens_per_s": 1e4, "decode_tokens_per_s": 1e3}
     small = {**engine, "model": "small", "gpus": 1, "prefill_tokens_per_s": 1e5, "decode_tokens_per_s": 1e4}
@@ -313,7 +324,7 @@ def tiered(prices: Mapping[str, float], tier_prices: Mapping[str, float] | None)
 
 
 def test_a_tier_takes_its_requests_and_has_its_own_price() -> None:
-    found = bill(scenario_of(tiered({"on_demand_usd_per_gpu_hour": 4}, {"on_demand_usd_per_gpu_hour": 2})))
+    found = bill(tiered({"on_demand_usd_per_gpu_hour": 4}, {"on_demand_usd_per_gpu_hour": 2}))
     # 75 and 25 requests/s of 0.2 and 0.02 s.
     assert [one.replicas[0] for one in found.pools] == [15, 1]
     assert found.gpu_usd == pytest.approx(730 * (15 * 4 * 4 + 1 * 1 * 2))
@@ -322,6 +333,6 @@ def test_a_tier_takes_its_requests_and_has_its_own_price() -> None:
 
 def test_a_tier_without_prices_has_the_large_model_s_and_none_of_its_reserved_replicas() -> None:
     prices = {"on_demand_usd_per_gpu_hour": 4, "reserved_usd_per_gpu_hour": 2, "reserved_replicas": 12}
-    found = bill(scenario_of(tiered(prices, None)))
+    found = bill(tiered(prices, None))
     assert [one.replicas[0] for one in found.pools] == [15, 1]
     assert found.gpu_usd == pytest.approx(730 * (12 * 4 * 2 + 3 * 4 * 4 + 1 * 1 * 4))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from build_engines.cost.bill import bill, scenario_of
-from build_engines.cost.cost_spec import CostSpec, MeasuredEngine, PlannedEngine, Traffic, load_cost_spec
+from build_engines.cost.bill import bill
+from build_engines.cost.cost_spec import CostSpec, MeasuredEngine, PlannedEngine, Traffic, load_document
 from build_engines.cost.engine_rates import best_option, rates_of
 from build_engines.cost.levers import FORMULAS, plan_levers
 from build_engines.planner.roofline.steady_state import Workload
@@ -62,7 +62,7 @@ def test_savings_do_not_add_up_and_the_shares_do() -> None:
 
 
 def test_shares_of_the_worked_case_sum_to_what_is_saved() -> None:
-    plan = plan_levers(load_cost_spec(EXAMPLES / "halve_500k.yaml"))
+    plan = plan_levers(load_document(CostSpec, EXAMPLES / "halve_500k.yaml"))
     assert {one.name for one in plan.savings} == set(FORMULAS)
     assert len(plan.usd_of) == 2**6
     assert sum(one.share for one in plan.savings) == pytest.approx(plan.usd - plan.joint_usd)
@@ -184,4 +184,4 @@ def test_a_wrong_assumption_is_refused_by_name(changes: dict[str, object], says:
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_examples_are_whole(file: Path) -> None:
-    assert bill(scenario_of(load_cost_spec(file))).total_usd > 0
+    assert bill(load_document(CostSpec, file)).total_usd > 0

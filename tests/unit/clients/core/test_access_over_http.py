@@ -17,7 +17,6 @@ from guarded_envoy import KEY, KEY_HEADER, TOKEN, Backend, GuardedEnvoy, Listene
 from kserve_server import KServeServer, story
 from test_routed_client import Rollout
 
-from benchmarks.support.free_ports import free_ports
 from clients.access import Access
 from clients.load.load_options import Load
 from clients.load.openai.openai_client import AsyncOpenAIClient
@@ -26,6 +25,7 @@ from clients.rollout.records.state import Phase
 from clients.rollout.routing.routed_client import RoutedClient
 from clients.streaming import GenerateRequest
 from trireme.base.errors import AccessDenied
+from trireme.base.free_ports import free_ports
 from trireme.base.project_files import CODE_ROOT
 
 pytestmark = [pytest.mark.slow, needs_envoy]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from completions_server import CUT, DONE, Asked, CompletionsServer, Status, Step, event
 
-from benchmarks.support.free_ports import free_ports
+from trireme.base.free_ports import free_ports
 from trireme.base.project_files import CODE_ROOT
 
 LOCUST = CODE_ROOT / ".tools/bench/bin/locust"
