@@ -29,7 +29,7 @@ BAD: dict[str, dict[str, object]] = {
     "out of range": {"top_p": 1.5},
     "empty prompt": {"text_input": ""},
     "not UTF-8": {"text_input": b"\xff"},
-    "does not go together": {"seed": 2, "random_seed": 3},
+    "does not go together": {"messages": '[{"role": "user", "content": "Hi"}]'},
     "of a model": {"return_context_logits": True},
     "too long": {"max_tokens": 4000},
 }

@@ -112,7 +112,7 @@ def test_what_openvino_measures_is_there_for_who_names_it(openvino: RunningServe
 
 def test_bad_words_and_biased_ones_reach_the_engine(compiled: RunningServer, model: str) -> None:
     bias = {"embedding_bias_words": [" Paris"], "embedding_bias_weights": [100.0]}
-    bad = {"bad_words": ["Rome", " Paris"]}
+    bad = {"bad_words": [" Paris"]}  # of one token
     answers = [texts(compiled, model, **asked)[0] for asked in ({}, bias, bad, bias | bad)]
     assert len(set(answers)) == 4
 
