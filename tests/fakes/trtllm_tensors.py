@@ -32,6 +32,8 @@ def tokens_after(
     """
     how: tuple[object, ...] = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     is_greedy = params.top_k in (None, 1) and params.top_p in (None, 0.0)
+    if params.bad_token_ids or params.embedding_bias is not None:
+        how += (params.bad_token_ids, getattr(params.embedding_bias, "data", None))
     if not is_greedy:
         how += (params.seed or unseeded, params.temperature, params.top_k, params.top_p)
     if adapter:

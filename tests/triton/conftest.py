@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from asked_server import ask_once, name_of
+from compiled_engine import compiled_server
 from rollout_site import HARD, HARD_TOKENS, Site, Texts, said_by_engine, serving
 from running_server import RunningServer, deployment_text
 
@@ -73,6 +74,29 @@ def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     """Yield the demo model on OpenVINO, shared by all tests that leave it as it was."""
     engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
     with RunningServer(deployment_text("openvino", engine=engine), tmp_path_factory.mktemp("openvino")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def openvino_unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Yield the demo model on OpenVINO behind `decoupled: false`, shared by tests that leave it as it was."""
+    engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
+    text = deployment_text("openvino", engine=engine, decoupled=False)
+    with RunningServer(text, tmp_path_factory.mktemp("ov")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Yield a compiled engine of the fake `tensorrt_llm`, shared by all tests that leave it as it was."""
+    with compiled_server(tmp_path_factory.mktemp("compiled")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def compiled_unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Yield `compiled` behind `decoupled: false`."""
+    with compiled_server(tmp_path_factory.mktemp("compiled_unary"), decoupled=False) as server:
         yield server
 
 

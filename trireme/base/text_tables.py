@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command tells: tables of text, alike on a terminal and in Markdown, and JSON."""
+"""Output of commands: tables of text, alike on a terminal and in Markdown, and JSON."""
 
 import json
 import sys

@@ -19,7 +19,6 @@ class Sequence:
     tokens: Iterator[int]  # the output to come
     end_ids: frozenset[int]
     min_num_tokens: int  # an end token counts from here on
-    tokens_per_step: int = 1  # tokens decoded in a step; more with speculation
     num_cached_tokens: int = 0  # first tokens that need no prefill; lost on preemption
     num_unprocessed: int = 0  # tokens of its prefill that are still to be computed
     num_blocks: int = 0  # 0: the sequence waits
@@ -27,19 +26,12 @@ class Sequence:
     num_preemptions: int = 0
     num_free_slots: int = 0  # tokens that still fit into its blocks
 
-    @property
-    def num_next_tokens(self) -> int:
-        """Return the tokens that the sequence decodes in its next step."""
-        if self.tokens_per_step == 1:
-            return 1
-        return min(self.tokens_per_step, self.max_num_tokens - self.num_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     """The tokens that one step computes."""
 
-    decoding: list[Sequence]  # `num_next_tokens` each
+    decoding: list[Sequence]  # one token each
     prefilled: list[Sequence]  # sequences that end their prefill in this step and get a token, too
     num_prefill_tokens: int
     admitted: list[Sequence]  # sequences that begin their prefill in this step
@@ -97,17 +89,16 @@ class PagedBatch:
     def _plan_decoding(self) -> list[Sequence]:
         decoding: list[Sequence] = []
         for sequence in self.running[: self.max_num_batched_tokens]:
-            if sequence is self._prefilling or not self._reserve(sequence, sequence.num_next_tokens):
+            if sequence is self._prefilling or not self._reserve(sequence):
                 break  # all behind it are preempted as well
             decoding.append(sequence)
         return decoding
 
-    def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Take slots of a running sequence, growing it where needed; return False if it has been preempted."""
-        while sequence.num_free_slots < num_tokens:
-            if not self._grow(sequence):
-                return False
-        sequence.num_free_slots -= num_tokens
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Take a slot of a running sequence, growing it where needed; return False if it has been preempted."""
+        if sequence.num_free_slots == 0 and not self._grow(sequence):
+            return False
+        sequence.num_free_slots -= 1
         return True
 
     def _grow(self, sequence: Sequence) -> bool:

@@ -4,8 +4,6 @@
 For tests of everything around an engine, and for capacity, overload and autoscaling without a GPU.
 """
 
-import msgspec
-
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import (
     FIRST_WARM_UP_KEY,
@@ -13,35 +11,30 @@ from serving.engines.seam.base import (
     Engine,
     EngineInfo,
     EngineStats,
-    ExtraOutputs,
     FinishReason,
     GenerationRequest,
     PerfMetrics,
     SamplingParams,
     TokenChunk,
 )
-from serving.engines.seam.capabilities import Capabilities, Condition
+from serving.engines.seam.capabilities import RETENTION_FIELDS, Capabilities
 from serving.engines.seam.clock import Clock, Pace
 from serving.engines.seam.paged_batch import PagedBatch, PlannedStep, Sequence
 from serving.engines.seam.request_limits import refuse_unservable
 from serving.engines.seam.retained_blocks import RetainedBlocks
-from serving.engines.simulated.context_phase import check_context_phase, context_phase_of
-from serving.engines.simulated.fake_beams import BeamSearch
 from serving.engines.simulated.fake_model import FakeModel
-from serving.engines.simulated.fake_output import FakeOutput
 from serving.engines.simulated.simulated_fault import SimulatedFault
 from serving.engines.simulated.simulated_request import SimulatedRequest
-from trireme.base.errors import RequestError
 
-_ANOTHER_OUTPUT = Condition("as a change of the output, which does not follow the guide", lambda _: True, "")
-_NO_DRAFTS = "nothing drafts for it; draft_input_ids of tensorrt_llm takes a client's own drafts, or leave it out"
+_NO_MODEL = "it has no model, which this needs; leave it out or serve with another provider"
+_SUPPORTED = frozenset({"max_tokens", "min_tokens", "end_id", "temperature", "top_k", "top_p", "seed"})
+_SUPPORTED |= {*RETENTION_FIELDS}
 CAPABILITIES = Capabilities(
-    supported=frozenset(SamplingParams.__struct_fields__) - {"num_draft_tokens", "use_draft_logits"},
-    why_not={"num_draft_tokens": _NO_DRAFTS, "use_draft_logits": _NO_DRAFTS},
-    conditions={
-        "guide_type": _ANOTHER_OUTPUT,  # the engine knows no text
-        "guide": _ANOTHER_OUTPUT,
-    },
+    supported=_SUPPORTED,
+    why_not=dict.fromkeys(
+        (name for name in SamplingParams.__struct_fields__ if name not in _SUPPORTED),
+        _NO_MODEL,
+    ),
 )
 
 
@@ -49,10 +42,8 @@ class SimulatedEngine(Engine):
     """An engine without a model; a request's tokens depend on itself and the spec, never on its key or its company.
 
     The model has no end token of its own (`info.end_ids` is empty): a request ends at `max_tokens`, or at the `end_id`
-    that it names. `hash` honours every parameter in that it changes the output; `echo` has nothing to sample. In both
-    modes bias, bans, probabilities, logits, drafts and beams are those of `fake_logits`. Drafts are part of the
-    prefill, at whose end they are verified. Lookahead guesses right each time: `lookahead_ngram_size` tokens a step,
-    always the same ones. Beams share the blocks of one sequence.
+    that it names. In `hash` mode temperature, `top_k`, `top_p` and the seed of a sampled request give other tokens;
+    `echo` has nothing to sample. What needs a model's numbers is refused by name.
     """
 
     def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
@@ -72,7 +63,6 @@ class SimulatedEngine(Engine):
         self._num_prefill_tokens = 0  # of the newest step
         self._fault = SimulatedFault(spec.fault)
         self._fault.note_load()
-        unmet = CAPABILITIES.unmet(spec)
         self.info = EngineInfo(
             provider=spec.provider,
             vocab_size=spec.vocab_size,
@@ -82,14 +72,13 @@ class SimulatedEngine(Engine):
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
             max_num_batched_tokens=spec.max_num_batched_tokens,
-            supported=CAPABILITIES.supported - unmet.keys(),
-            why_not={**CAPABILITIES.why_not, **unmet},
+            supported=CAPABILITIES.supported,
+            why_not=dict(CAPABILITIES.why_not),
         )
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request."""
         refuse_unservable(request, self.info)
-        check_context_phase(request)
         if request.key < FIRST_WARM_UP_KEY:
             self._fault.note_request()
         if not self._sequences:
@@ -118,9 +107,7 @@ class SimulatedEngine(Engine):
         self._num_steps += 1
         self._num_prefill_tokens = step.num_prefill_tokens
         self._pace.spend_s(self._duration_s(step))
-        chunks = [self._go_on(sequence, sequence.num_next_tokens) for sequence in step.decoding]
-        chunks += [self._go_on(sequence, 1) for sequence in step.prefilled]
-        return [chunk for chunk in chunks if chunk is not None]
+        return [self._go_on(sequence) for sequence in (*step.decoding, *step.prefilled)]
 
     @property
     def has_work(self) -> bool:
@@ -140,61 +127,23 @@ class SimulatedEngine(Engine):
             batch=BatchStats(num_context_tokens=self._num_prefill_tokens if self._sequences else 0),
         )
 
-    def _go_on(self, sequence: Sequence, num_tokens: int) -> TokenChunk | None:
-        """Return what a request makes in this step; None: nothing to tell yet."""
+    def _go_on(self, sequence: Sequence) -> TokenChunk:
+        """Return the next token of a request."""
         running = self._sequences[sequence.key]
         running.times.note_token()
-        if running.beams is None:
-            chunk = self._next_tokens(running, num_tokens)
-        elif (found := self._next_position(running, running.beams)) is None:
-            return None
-        else:
-            chunk = found
-        if chunk.finish_reason is not None:
-            self._finish(running, chunk)
-        elif chunk.error is not None:
-            self._forget(sequence)
+        token_id = next(sequence.tokens)
+        running.output_ids.append(token_id)
+        chunk = TokenChunk(sequence.key, [token_id])
+        is_end = token_id in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
+        sequence.num_tokens += 1
+        if is_end or sequence.num_tokens == sequence.max_num_tokens:
+            chunk.finish_reason = FinishReason.STOP if is_end else FinishReason.LENGTH
+            chunk.perf = running.perf(self._spec.kv_block_tokens)
+            self._finish(running)
         return chunk
 
-    def _next_tokens(self, running: SimulatedRequest, num_tokens: int) -> TokenChunk:
-        sequence = running.sequence
-        chunk = TokenChunk(sequence.key, [])
-        for token_id in running.next_tokens(num_tokens):
-            chunk.token_ids.append(token_id)
-            is_end = token_id in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
-            sequence.num_tokens += 1
-            if is_end or sequence.num_tokens == sequence.max_num_tokens:
-                chunk.finish_reason = FinishReason.STOP if is_end else FinishReason.LENGTH
-                break
-        if not chunk.token_ids:
-            return _without_a_token(sequence.key)
-        if running.output is not None:
-            running.output.tell(chunk)
-        running.note_tokens(chunk)
-        return chunk
-
-    def _next_position(self, running: SimulatedRequest, search: BeamSearch) -> TokenChunk | None:
-        running.sequence.num_tokens += 1
-        if not search.advance():
-            return None
-        beams = search.beams(self._spec.vocab_size)
-        if not beams:
-            return _without_a_token(running.sequence.key)
-        best = beams[0]
-        extras = ExtraOutputs(beams)
-        if running.output is not None:
-            extras.context_logits = running.output.take_context_logits()
-        running.output_ids = best.token_ids
-        return TokenChunk(
-            running.sequence.key, best.token_ids, search.finish_reason(best), log_probs=best.log_probs, extras=extras
-        )
-
-    def _finish(self, running: SimulatedRequest, chunk: TokenChunk) -> None:
+    def _finish(self, running: SimulatedRequest) -> None:
         request = running.request
-        chunk.perf = running.perf(self._spec.kv_block_tokens)
-        if request.sampling.is_context_only:
-            chunk.extras = chunk.extras or ExtraOutputs()
-            chunk.extras.context_phase_params = context_phase_of(request.input_ids, running.output_ids)
         self._retained.keep(request.sampling, request.input_ids, running.output_ids, now_s=self._clock.now_s())
         self._forget(running.sequence)
 
@@ -209,40 +158,17 @@ class SimulatedEngine(Engine):
         return spec.step_ms * 1e-3 + (prefill_us + decode_us) * 1e-6
 
     def _running_of(self, request: GenerationRequest) -> SimulatedRequest:
-        if request.sampling.is_context_only:
-            sampling = msgspec.structs.replace(request.sampling, max_tokens=1)
-            request = msgspec.structs.replace(request, sampling=sampling)
         sampling, num_prompt_tokens = request.sampling, len(request.input_ids)
-        # One token is always its own; and beams are searched, whatever was drafted.
-        draft_ids = sampling.draft_input_ids[: sampling.max_tokens - 1] if sampling.beam_width == 1 else ()
+        num_reused_tokens = self._retained.num_reusable_tokens(
+            request.input_ids, num_free_blocks=self._batch.num_free_blocks, now_s=self._clock.now_s()
+        )
         sequence = Sequence(
             key=request.key,
-            num_tokens=num_prompt_tokens + len(draft_ids),
+            num_tokens=num_prompt_tokens,
             max_num_tokens=num_prompt_tokens + sampling.max_tokens,
             min_num_tokens=num_prompt_tokens + sampling.min_tokens,
             end_ids=frozenset(self.info.end_ids if sampling.end_id is None else (sampling.end_id,)),
-            tokens=self._model.output_of(request),
-            tokens_per_step=sampling.lookahead_ngram_size or 1,
+            tokens=self._model.tokens_of(request),
+            num_cached_tokens=num_reused_tokens,
         )
-        running = SimulatedRequest(request, sequence, draft_ids=draft_ids, num_draft_tokens=len(draft_ids))
-        if isinstance(sequence.tokens, FakeOutput):
-            running.output = sequence.tokens
-            if sampling.beam_width > 1:
-                running.beams = running.output.begin_search(sequence.end_ids)
-        self._skip_prefill(running)
-        return running
-
-    def _skip_prefill(self, running: SimulatedRequest) -> None:
-        """Skip the prefill of tokens that come from another server, or are still here from another request."""
-        input_ids = running.request.input_ids
-        if running.request.sampling.context_phase_params is not None:
-            running.sequence.num_cached_tokens = len(input_ids) - 1
-            return
-        running.num_reused_tokens = running.sequence.num_cached_tokens = self._retained.num_reusable_tokens(
-            input_ids, num_free_blocks=self._batch.num_free_blocks, now_s=self._clock.now_s()
-        )
-
-
-def _without_a_token(key: int) -> TokenChunk:
-    refusal = RequestError("bad_words leave no token to go on with; send fewer", field="bad_words")
-    return TokenChunk(key, [], error=str(refusal))
+        return SimulatedRequest(request, sequence, num_reused_tokens)

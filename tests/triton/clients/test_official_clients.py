@@ -131,50 +131,10 @@ def test_end_to_end_grpc_client_with_stop_words_and_ids(simulated: RunningServer
     assert read_text(ask_end_to_end(simulated, end_to_end(streaming=True, output_len=16, **more)))
 
 
-def float16(value: object) -> Array:
-    return np.array(value, dtype=np.float16)
-
-
-def uint64(value: object) -> Array:
-    return np.array(value, dtype=np.uint64)
-
-
-END_TO_END_FLAGS: dict[str, dict[str, Array]] = {
-    "bad words": {"bad_words": text([["x"]])},
-    "embedding bias": {"embedding_bias_words": text([["the"]]), "embedding_bias_weights": float32([[2.0]])},
-    "log probs": {"return_log_probs": boolean([[True]])},
-    "context logits": {"return_context_logits": boolean([[True]])},
-    "generation logits": {"return_generation_logits": boolean([[True]])},
-    "several sequences": {"num_return_sequences": int32([[2]])},
-    "repetition penalty": {"repetition_penalty": float32([[1.1]])},
-    "presence penalty": {"presence_penalty": float32([[0.1]])},
-    "frequency penalty": {"frequency_penalty": float32([[0.1]])},
-    "prompt tuning": {"prompt_embedding_table": float16([[[0.5, 1.0]]]), "prompt_vocab_size": int32([[1]])},
-    "prompt table id": {"prompt_table_extra_id": uint64([[7]])},
-    "lora": {
-        "lora_task_id": uint64([[3]]),
-        "lora_weights": float16([[[0.5, 1.0]]]),
-        "lora_config": int32([[[0, 0, 8]]]),
-    },
-    "lora again": {"lora_task_id": uint64([[3]])},
-}
-
-
-@pytest.mark.parametrize("flag", END_TO_END_FLAGS)
-@pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
-def test_end_to_end_grpc_client_with_each_of_its_flags(simulated: RunningServer, flag: str, streaming: bool) -> None:
-    tensors = end_to_end(streaming=streaming, output_len=5, **END_TO_END_FLAGS[flag])
-    for model in ("ensemble", "ensemble_graph"):
-        call = Call(simulated, model)
-        call.send(tensors)
-        received = results(call.finish())
-        assert all(result.as_numpy("text_output").shape == (1,) for result in received)
-
-
-def test_end_to_end_grpc_client_with_beams_reads_each_ones_text_and_probabilities(simulated: RunningServer) -> None:
+def test_end_to_end_grpc_client_with_beams_reads_each_ones_text_and_probabilities(openvino: RunningServer) -> None:
     more = {"beam_width": int32([[3]]), "return_log_probs": boolean([[True]])}
     for model in ("ensemble", "ensemble_graph"):
-        call = Call(simulated, model)
+        call = Call(openvino, model)
         call.send(end_to_end(streaming=False, output_len=8) | more)
         [result] = results(call.finish())
         texts = [output.decode() for output in result.as_numpy("text_output")]
@@ -184,9 +144,9 @@ def test_end_to_end_grpc_client_with_beams_reads_each_ones_text_and_probabilitie
         assert result.as_numpy("output_log_probs").shape == (1, 3, 8)
 
 
-def test_end_to_end_grpc_client_streaming_with_beams_is_told_why_not(simulated: RunningServer) -> None:
+def test_end_to_end_grpc_client_streaming_with_beams_is_told_why_not(openvino: RunningServer) -> None:
     more = {"beam_width": int32([[2]])}
-    [error] = ask_end_to_end(simulated, end_to_end(streaming=True, output_len=5) | more)
+    [error] = ask_end_to_end(openvino, end_to_end(streaming=True, output_len=5) | more)
     assert isinstance(error, InferenceServerException)
     assert "[INVALID_ARG field=beam_width value=2] beam_width (2) does not go with stream" in str(error)
 
@@ -242,62 +202,22 @@ def test_inflight_batcher_llm_client_streaming_with_its_defaults(
     assert len(read_tokens(received)) == 16
 
 
-INFLIGHT_FLAGS: dict[str, dict[str, Array]] = {
-    "penalties": {
-        "repetition_penalty": float32([[1.1]]),
-        "presence_penalty": float32([[0.1]]),
-        "frequency_penalty": float32([[0.1]]),
-        "len_penalty": float32([[1.0]]),
-    },
-    "seed": {"random_seed": uint64([[7]]), "runtime_top_k": int32([[5]])},
-    "stop words": {"stop_words_list": int32([[[4000], [1]]])},
-    "embedding bias": {"embedding_bias": float32([[0.0, 0.0, 1.0]])},
-    "log probs": {"return_log_probs": boolean([[True]])},
-    "logits": {"return_context_logits": boolean([[True]]), "return_generation_logits": boolean([[True]])},
-    "prompt tuning": {"prompt_embedding_table": float16([[[0.5, 1.0]]]), "prompt_vocab_size": int32([[1]])},
-    "lora": {
-        "lora_task_id": uint64([[3]]),
-        "lora_weights": float16([[[0.5, 1.0]]]),
-        "lora_config": int32([[[0, 0, 8]]]),
-    },
-    "drafts": {"draft_input_ids": int32([[700, 800]])},
-    "retention": {
-        "retention_token_range_starts": int32([[0]]),
-        "retention_token_range_ends": int32([[-1]]),
-        "retention_token_range_priorities": int32([[80]]),
-    },
-    "lookahead": {
-        "lookahead_window_size": int32([[2]]),
-        "lookahead_ngram_size": int32([[2]]),
-        "lookahead_verification_set_size": int32([[2]]),
-    },
-    "perf metrics": {"return_perf_metrics": boolean([[True]])},
-}
-
-
-@pytest.mark.parametrize("flag", INFLIGHT_FLAGS)
-def test_inflight_batcher_llm_client_with_each_of_its_flags(simulated: RunningServer, flag: str) -> None:
-    call = Call(simulated, "tensorrt_llm")
-    call.send(inflight(streaming=True) | INFLIGHT_FLAGS[flag])
-    assert len(read_tokens(call.finish())) == 16
-
-
-def test_inflight_batcher_llm_client_reads_each_beam_up_to_its_length(simulated: RunningServer) -> None:
-    call = Call(simulated, "tensorrt_llm")
+def test_inflight_batcher_llm_client_reads_each_beam_up_to_its_length(openvino: RunningServer) -> None:
+    call = Call(openvino, "tensorrt_llm")
     call.send(inflight(streaming=False) | {"beam_width": int32([[2]])})
     [result] = results(call.finish())
     assert result.as_numpy("output_ids").shape == (1, 2, len(INPUT_IDS[0]) + 16)
     assert result.as_numpy("sequence_length").tolist() == [[len(INPUT_IDS[0]) + 16] * 2]
 
 
-def test_the_phases_of_disaggregated_serving_are_two_requests(simulated: RunningServer) -> None:
+def test_the_phases_of_disaggregated_serving_are_two_requests(compiled: RunningServer) -> None:
     asked = inflight(streaming=False) | {"exclude_input_in_output": boolean([[True]])}
-    whole, prefill = Call(simulated, "tensorrt_llm"), Call(simulated, "tensorrt_llm")
+    whole, prefill = Call(compiled, "tensorrt_llm"), Call(compiled, "tensorrt_llm")
     whole.send(asked)
     prefill.send(asked, parameters={"request_type": "context_only"})
     [expected], [handed] = results(whole.finish()), results(prefill.finish())
     assert handed.as_numpy("output_ids").size == 1
-    decode = Call(simulated, "tensorrt_llm")
+    decode = Call(compiled, "tensorrt_llm")
     decode.send(asked | {"context_phase_params": handed.as_numpy("context_phase_params")})
     [answer] = results(decode.finish())
     assert answer.as_numpy("output_ids").tolist() == expected.as_numpy("output_ids").tolist()

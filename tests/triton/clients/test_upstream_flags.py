@@ -6,16 +6,65 @@ The README's promise, "a client that worked goes on unchanged". The cases are in
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
-from running_server import PROJECT, RunningServer, deployment_text
+from running_server import RunningServer
 from tritonclient.utils import InferenceServerException
 from upstream_clients import END_TO_END, INFLIGHT, INPUT_IDS, PROMPT, end_to_end, inflight
 from upstream_steps import COMPARED, SPECULATIVE, STEPS, compared, core_model, speculate, steps
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
 TEXT_MODELS = ["ensemble", "tensorrt_llm_bls"]
+
+
+# What each engine cannot, by the flag that asks for it; the field is the one that the client knows.
+NO_TABLES = {
+    "--lora-path --lora-task-id": "lora_task_id",
+    "--draft-tokens-csv": "draft_input_ids",
+    "--prompt-embedding-table-path": "prompt_embedding_table",
+    "--prompt_table_extra_id": "prompt_table_extra_ids",
+    "--lookahead_config": "lookahead_window_size",
+}
+NO_MODEL_FLAGS = {
+    "--bad-words": "bad_words",
+    "--embedding-bias-words --embedding-bias-weights": "embedding_bias_words",
+    "--return-context-logits": "return_context_logits",
+    "--return-generation-logits": "return_generation_logits",
+    "--lora-task-id": "lora_task_id",
+}
+REFUSES: Mapping[str, Mapping[str, str]] = {
+    "simulated": NO_TABLES
+    | NO_MODEL_FLAGS
+    | {
+        "--beam-width": "beam_width",
+        "--repetition-penalty": "repetition_penalty",
+        "--presence-penalty": "presence_penalty",
+        "--frequency-penalty": "frequency_penalty",
+        "--return-log-probs": "return_log_probs",
+        "--guided-decoding-guide-type --guided-decoding-guide": "guided_decoding_guide_type",
+    },
+    "openvino": NO_TABLES | NO_MODEL_FLAGS | {"--return-perf-metrics": "kv_cache_alloc_new_blocks"},
+    "compiled": NO_TABLES | {"--lora-path --lora-task-id": "lora_weights"},
+}
+
+
+@pytest.fixture(params=REFUSES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def decoupled(request: pytest.FixtureRequest, engine: str) -> RunningServer:
+    server: RunningServer = request.getfixturevalue(engine)
+    return server
+
+
+@pytest.fixture
+def one_response(request: pytest.FixtureRequest, engine: str) -> RunningServer:
+    server: RunningServer = request.getfixturevalue("unary" if engine == "simulated" else f"{engine}_unary")
+    return server
 
 
 def assert_refused(answer: object, field: str) -> None:
@@ -26,13 +75,13 @@ def assert_refused(answer: object, field: str) -> None:
 @BOTH
 @pytest.mark.parametrize("flag", END_TO_END)
 @pytest.mark.parametrize("model", TEXT_MODELS)
-def test_the_end_to_end_client_works_on_a_decoupled_server(
-    simulated: RunningServer, model: str, flag: str, streaming: bool
+def test_the_end_to_end_client_works_on_a_decoupled_server_or_is_told_what_the_engine_cannot(
+    decoupled: RunningServer, engine: str, model: str, flag: str, streaming: bool
 ) -> None:
     case = END_TO_END[flag]
-    answer = end_to_end(simulated, model, case, streaming=streaming)
-    if streaming and case.refused_of:
-        assert_refused(answer, case.refused_of)
+    answer = end_to_end(decoupled, model, case, streaming=streaming)
+    if refused := REFUSES[engine].get(flag) or (streaming and case.refused_of):
+        assert_refused(answer, refused)
         return
     assert isinstance(answer, list), answer
     shown = [text for prompt in answer for text in prompt]
@@ -45,45 +94,47 @@ def test_the_end_to_end_client_works_on_a_decoupled_server(
 @BOTH
 @pytest.mark.parametrize("flag", END_TO_END)
 @pytest.mark.parametrize("model", TEXT_MODELS)
+@pytest.mark.parametrize("engine", ["simulated", "compiled"])
 def test_the_end_to_end_client_on_a_unary_server_gets_the_same_or_is_told_not_to_stream(
-    simulated: RunningServer, unary: RunningServer, model: str, flag: str, streaming: bool
+    decoupled: RunningServer, one_response: RunningServer, engine: str, model: str, flag: str, streaming: bool
 ) -> None:
     case = END_TO_END[flag]
-    answer = end_to_end(unary, model, case, streaming=streaming)
-    if streaming:
-        assert_refused(answer, case.refused_of or "stream")
+    answer = end_to_end(one_response, model, case, streaming=streaming)
+    if streaming or flag in REFUSES[engine]:
+        assert_refused(answer, REFUSES[engine].get(flag) or case.refused_of or "stream")
         return
     assert isinstance(answer, list), answer
-    expected = end_to_end(simulated, model, case, streaming=False)
+    expected = end_to_end(decoupled, model, case, streaming=False)
     # Of several rows in the one response this client looks at the first: upstream's unary servers had none.
     assert answer[0][0] == expected[0][0]
 
 
 @BOTH
 @pytest.mark.parametrize("flag", INFLIGHT)
-def test_the_in_flight_client_on_a_decoupled_server_works_over_a_stream(
-    simulated: RunningServer, flag: str, streaming: bool
+def test_the_in_flight_client_on_a_decoupled_server_works_over_a_stream_or_is_told_what_the_engine_cannot(
+    decoupled: RunningServer, engine: str, flag: str, streaming: bool
 ) -> None:
     case = INFLIGHT[flag]
-    answer = inflight(simulated, case, streaming=streaming)
-    if streaming and case.refused_of:
-        assert_refused(answer, case.refused_of)
-    elif not streaming and "num_return_sequences" not in case.sends:
+    answer = inflight(decoupled, case, streaming=streaming)
+    if not streaming and "num_return_sequences" not in case.sends:
         # Triton's own word, and upstream's server had no other: `decoupled: false` is for such clients.
         assert "doesn't support models with decoupled transaction policy" in str(answer)
+    elif refused := REFUSES[engine].get(flag) or (streaming and case.refused_of):
+        assert_refused(answer, refused)
     else:
         assert_tokens(answer, flag)
 
 
 @BOTH
 @pytest.mark.parametrize("flag", INFLIGHT)
+@pytest.mark.parametrize("engine", ["simulated", "compiled"])
 def test_the_in_flight_client_on_a_unary_server_works_without_streaming(
-    unary: RunningServer, flag: str, streaming: bool
+    one_response: RunningServer, engine: str, flag: str, streaming: bool
 ) -> None:
     case = INFLIGHT[flag]
-    answer = inflight(unary, case, streaming=streaming)
-    if streaming:
-        assert_refused(answer, case.refused_of or "streaming")
+    answer = inflight(one_response, case, streaming=streaming)
+    if streaming or flag in REFUSES[engine]:
+        assert_refused(answer, REFUSES[engine].get(flag) or case.refused_of or "streaming")
     else:
         assert_tokens(answer, flag)
 
@@ -99,35 +150,42 @@ def assert_tokens(answer: object, flag: str) -> None:
 
 
 @pytest.mark.parametrize("flag", SPECULATIVE)
-def test_the_speculative_client_works_on_a_unary_server(unary: RunningServer, flag: str) -> None:
+def test_the_speculative_client_works_without_drafts_and_is_told_that_nothing_verifies_them(
+    compiled_unary: RunningServer, flag: str
+) -> None:
     case = SPECULATIVE[flag]
-    text = speculate(unary, case)
+    text = speculate(compiled_unary, replace(case, num_draft_tokens=0))
     assert text.startswith(PROMPT)
     assert len(text) > len(PROMPT)
+    if case.num_draft_tokens:
+        with pytest.raises(InferenceServerException, match=r"\[INVALID_ARG field=draft_input_ids "):
+            speculate(compiled_unary, case)
 
 
 @pytest.mark.parametrize("num_draft_tokens", [5, 0], ids=["", "--num-draft-tokens"])
 @pytest.mark.parametrize("flag", COMPARED)
 def test_the_comparison_of_speculative_decoding_ends_with_two_texts(
-    unary: RunningServer, flag: str, num_draft_tokens: int
+    compiled_unary: RunningServer, flag: str, num_draft_tokens: int
 ) -> None:
     case, is_bls = COMPARED[flag]
-    control, drafted = compared(unary, case, is_bls=is_bls, num_draft_tokens=num_draft_tokens)
-    assert control.startswith(PROMPT) == (flag != "--exclude-input-in-output")
-    if is_bls and (num_draft_tokens or flag == "--use-draft-logits"):  # this deployment has no draft_engine
+    if not is_bls:  # the speculative client, which sends drafts
+        with pytest.raises(InferenceServerException, match=r"\[INVALID_ARG field=draft_input_ids "):
+            compared(compiled_unary, case, is_bls=is_bls)
+        return
+    control, drafted = compared(compiled_unary, case, is_bls=is_bls, num_draft_tokens=num_draft_tokens)
+    assert control.startswith(PROMPT)
+    if num_draft_tokens or flag == "--use-draft-logits":  # this deployment has nothing that drafts
         assert_refused(drafted, "num_draft_tokens" if num_draft_tokens else "use_draft_logits")
-    elif is_bls:
-        assert drafted == control
     else:
-        assert drafted.startswith(PROMPT)  # the speculative client has no such flag
+        assert drafted == control
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("flag", STEPS)
 def test_the_steps_called_one_by_one_give_the_text_of_the_ensemble(
-    unary: RunningServer, protocol: str, flag: str
+    compiled_unary: RunningServer, protocol: str, flag: str
 ) -> None:
-    by_steps, *others = steps(unary, protocol, STEPS[flag])
+    by_steps, *others = steps(compiled_unary, protocol, STEPS[flag])
     assert others == [by_steps, by_steps]
     assert by_steps.startswith(PROMPT)
 
@@ -147,44 +205,6 @@ def test_the_benchmark_with_ids_drawn_from_all_numbers_is_told_the_vocabulary(un
         core_model(unary, "grpc", ids=[5, 2_000_000_000])
 
 
-# What OpenVINO cannot, by the flag that asks for it; the field is the one that the client knows.
-OPENVINO_REFUSES = {
-    "--bad-words": "bad_words",
-    "--embedding-bias-words --embedding-bias-weights": "embedding_bias_words",
-    "--return-context-logits": "return_context_logits",
-    "--return-generation-logits": "return_generation_logits",
-    "--return-perf-metrics": "kv_cache_alloc_new_blocks",
-    "--lora-path --lora-task-id": "lora_task_id",
-    "--lora-task-id": "lora_task_id",
-    "--draft-tokens-csv": "draft_input_ids",
-    "--prompt-embedding-table-path": "prompt_embedding_table",
-    "--prompt_table_extra_id": "prompt_table_extra_ids",
-    "--lookahead_config": "lookahead_window_size",
-}
-
-
-@BOTH
-@pytest.mark.parametrize("flag", END_TO_END)
-def test_the_end_to_end_client_is_told_what_the_engine_cannot(
-    openvino: RunningServer, flag: str, streaming: bool
-) -> None:
-    case = END_TO_END[flag]
-    answer = end_to_end(openvino, "ensemble", case, streaming=streaming)
-    refused = OPENVINO_REFUSES.get(flag, "") or (case.refused_of if streaming else "")
-    if refused:
-        assert_refused(answer, refused)
-    else:
-        assert isinstance(answer, list), answer
-
-
-@pytest.fixture(scope="module")
-def openvino_unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
-    text = deployment_text("openvino", engine=engine, decoupled=False)
-    with RunningServer(text, tmp_path_factory.mktemp("ov")) as server:
-        yield server
-
-
 def test_clients_that_call_the_steps_work_on_a_real_model(openvino_unary: RunningServer) -> None:
     by_steps, *others = steps(openvino_unary, "http")
     assert others == [by_steps, by_steps]
@@ -192,14 +212,3 @@ def test_clients_that_call_the_steps_work_on_a_real_model(openvino_unary: Runnin
     assert speculate(openvino_unary, SPECULATIVE["--num-draft-tokens 0"]).startswith(PROMPT)
     with pytest.raises(InferenceServerException, match=r"\[INVALID_ARG field=draft_input_ids "):
         speculate(openvino_unary, SPECULATIVE["none"])
-
-
-@pytest.mark.parametrize("flag", INFLIGHT)
-def test_the_in_flight_client_is_told_what_the_engine_cannot(openvino: RunningServer, flag: str) -> None:
-    case = INFLIGHT[flag]
-    answer = inflight(openvino, case, streaming=True)
-    refused = OPENVINO_REFUSES.get(flag, case.refused_of)
-    if refused:
-        assert_refused(answer, refused)
-    else:
-        assert isinstance(answer, list), answer

@@ -67,8 +67,8 @@ SAME = {
     "a version": ("ensemble/versions/1/generate", TEXT),
     "an id": ("ensemble/generate", TEXT | {"id": "mine"}),
     "what is nested counts": ("ensemble/generate", {"text_input": "a", "parameters": {"max_tokens": 3, "top_k": 1}}),
-    "lists": ("ensemble/generate", TEXT | {"stop_words": ["q", "zz"], "bad_words": ["x"]}),
-    "log probabilities": ("ensemble/generate", TEXT | {"return_log_probs": True}),
+    "lists": ("ensemble/generate", TEXT | {"stop_words": ["q", "zz"], "bad_words": [""]}),
+    "what needs a model": ("ensemble/generate", TEXT | {"beam_width": 2}),
     "a tenant": ("ensemble/generate", TEXT | {"tenant": "a", "priority_class": "batch"}),
     "graph": ("ensemble_graph/generate", TEXT),
     "bls": ("tensorrt_llm_bls/generate", TEXT),
@@ -115,6 +115,13 @@ def test_an_answer_is_what_tritons_own_http_says(server: RunningServer, case: st
         # Triton has 500 for JSON that it cannot read, and no status of its own for what is no object.
         assert status == {500: 400}.get(own_status, own_status), (answer, own)
         assert answer.keys() == {"error"}
+
+
+def test_log_probabilities_are_what_tritons_own_http_says(compiled: RunningServer) -> None:
+    ports = (compiled.http_port, compiled.own_http_port())
+    told, own = (ask(port, "/v2/models/ensemble/generate", TEXT | {"return_log_probs": True}) for port in ports)
+    assert told == own
+    assert len(told[1]["output_log_probs"]) > 1
 
 
 READ = [

@@ -82,9 +82,9 @@ def test_a_client_that_leaves_ends_the_drafting_for_it(drafting: RunningServer) 
 
 
 def test_drafts_are_refused_where_nothing_drafts(simulated: RunningServer) -> None:
-    with pytest.raises(StreamFailed, match=r"field=num_draft_tokens value=4 provider=simulated.*nothing drafts for it"):
+    with pytest.raises(StreamFailed, match=r"field=num_draft_tokens value=4 provider=simulated.*it has no model"):
         texts(simulated, num_draft_tokens=4)
-    with pytest.raises(StreamFailed, match=r"field=use_draft_logits .*nothing drafts for it"):
+    with pytest.raises(StreamFailed, match=r"field=use_draft_logits .*it has no model"):
         texts(simulated, use_draft_logits=True)
     assert "".join(texts(simulated, num_draft_tokens=0, use_draft_logits=False)) == "".join(texts(simulated))
 

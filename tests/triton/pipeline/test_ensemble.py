@@ -143,8 +143,10 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
         {"embedding_bias_words": ["x"]},
         "[INVALID_ARG field=embedding_bias_weights value=0] embedding_bias_words has 1 words",
     ),
-    "a size without its table": ({"prompt_vocab_size": 3}, "[INVALID_ARG field=prompt_vocab_size]"),
-    "beams in a stream": ({"beam_width": 4, "stream": True}, "[INVALID_ARG field=beam_width value=4] beam_width (4)"),
+    "what needs a model": (
+        {"beam_width": 4},
+        "[INVALID_ARG field=beam_width value=4 provider=simulated] beam_width (4) is not supported",
+    ),
     "a penalty out of range": (
         {"presence_penalty": 2.5},
         "[INVALID_ARG field=presence_penalty value=2.5] presence_penalty must be -2 to 2",

@@ -23,14 +23,14 @@ CASES: dict[str, dict[str, object]] = {
     "stop strings": {**EVERYTHING, "stop_words": ["a", "e", "in"]},
     "sampled": {"top_p": 0.9, "seed": 7},
     "one token": {"max_tokens": 1},
-    "logits": {"return_context_logits": True, "return_generation_logits": True},
     "characters of several tokens": {"text_input": "😀 🎉 法国的首都"},
 }
 BAD: dict[str, dict[str, object]] = {
     "out of range": {"top_p": 1.5},
     "empty prompt": {"text_input": ""},
     "not UTF-8": {"text_input": b"\xff"},
-    "does not go together": {"beam_width": 2, "stream": True},
+    "does not go together": {"messages": '[{"role": "user", "content": "Hi"}]'},
+    "of a model": {"return_context_logits": True},
     "too long": {"max_tokens": 4000},
 }
 ONE_MODEL: dict[str, tuple[str, dict[str, object]]] = {

@@ -86,12 +86,17 @@ def test_a_batch_has_a_row_for_each_prompt(unary: RunningServer, model: str) -> 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_several_sequences_and_beams_come_in_one_response(unary: RunningServer, model: str) -> None:
+def test_several_sequences_come_in_one_response(unary: RunningServer, model: str) -> None:
     more: dict[str, Any] = {"num_return_sequences": column(2, 2), "top_p": column(1.0, 1.0, dtype=np.float32)}
     result = infer(unary, model, asked(*PROMPTS[:2], **more))
     assert result.as_numpy("sequence_index").tolist() == [[0], [1], [0], [1]]
     assert len(set(texts(result))) == 4
-    beams = infer(unary, model, asked(PROMPTS[0], beam_width=column(3), return_log_probs=column(True, dtype=np.bool_)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_beams_come_in_one_response(openvino_unary: RunningServer, model: str) -> None:
+    more: dict[str, Any] = {"beam_width": column(3), "return_log_probs": column(True, dtype=np.bool_)}
+    beams = infer(openvino_unary, model, asked(PROMPTS[1], **more))
     assert len(set(texts(beams))) == 3
     assert beams.as_numpy("cum_log_probs").shape == (1, 3)
     assert beams.as_numpy("output_log_probs").shape == (1, 3, 8)

@@ -78,7 +78,7 @@ class MixedLoad:
             seed=rng.randrange(2**64),
             top_p=top_p,
             stop_words=rng.choice([None, ("zzz", "\n\n")]),
-            return_log_probs=rng.choice([None, True]),
+            return_num_output_tokens=rng.choice([None, True]),
             return_perf_metrics=rng.choice([None, True]),
             return_finish_reason=True,
         )

@@ -3,12 +3,13 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.seam.base import GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.seam.clock import VirtualClock
 from serving.engines.seam.scheduling import Scheduling
 from serving.engines.simulated.simulated_engine import SimulatedEngine
@@ -43,10 +44,11 @@ class AdmissionRun:
     spec: AdmissionSpec = field(default_factory=AdmissionSpec)
     engine_spec: SimulatedEngineSpec = field(default_factory=small_engine)
     slo: SloSpec = field(default_factory=SloSpec)
+    engine_of: Callable[[SimulatedEngineSpec, VirtualClock], Engine] = SimulatedEngine
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
-        self.inner = SimulatedEngine(self.engine_spec, self.clock)
+        self.inner = self.engine_of(self.engine_spec, self.clock)
         self.engine = AdmittingEngine(self.inner, self.spec, self.slo, self.clock)
         self.open: dict[int, GenerationRequest] = {}
         self.asked: dict[int, GenerationRequest] = {}

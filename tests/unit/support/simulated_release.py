@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release with the demo's tokenizer and a simulated engine, as `trireme render` writes it."""
+"""A release with the demo's tokenizer and a simulated or another engine, as `trireme render` writes it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from ensemble_configs.render.release_file import RELEASE_FILE
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.admission_spec import AdmissionSpec
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
 from trireme.base.project_files import CODE_ROOT
 
 TOKENIZER = CODE_ROOT / "examples" / "demo_model" / "target"
+# The demo model, for what needs one; without prefix caching, after which the same prompt has other last digits.
+DEMO_ENGINE: Mapping[str, Any] = {
+    "provider": "openvino",
+    "dir": str(TOKENIZER.parent / "openvino" / "target"),
+    "num_threads": 1,
+    "is_prefix_caching": False,
+}
 
 
 def write_release(
@@ -27,8 +37,11 @@ def write_release(
     admission: AdmissionSpec | None = None,
     **responses: object,
 ) -> Path:
-    """Write a model repository; return its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
-    settings = {"step_ms": 0.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0, **engine}
+    """Write a model repository; return its `tensorrt_llm/1`.
+
+    The engine is simulated unless `engine` names a provider; then a step takes no time unless `engine` says so.
+    """
+    free = {"provider": "simulated", "step_ms": 0.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0}
     spec = DeploymentSpec.of_one(
         name="test",
         release=release,
@@ -36,7 +49,9 @@ def write_release(
         is_warmed_up=is_warmed_up,
         bls=BlsSpec(accumulate_tokens=is_accumulating),
         tokenizer=TokenizerSpec(dir=TOKENIZER),
-        engine=SimulatedEngineSpec.model_validate({"provider": "simulated"} | settings),
+        engine=TypeAdapter[EngineSpec](EngineSpec).validate_python(
+            engine if "provider" in engine else {**free, **engine}
+        ),
         admission=admission,
         responses=ResponseSpec.model_validate(responses),
     )

@@ -118,40 +118,6 @@ def test_what_was_asked_for_has_upstreams_shapes(ensemble: EnsembleByHand, model
         assert response["num_input_tokens"].dtype == np.int32
 
 
-def test_beams_come_whole_and_side_by_side(ensemble: EnsembleByHand, model: str) -> None:
-    more = {"beam_width": array(3, np.int32), "return_log_probs": array(True, np.bool_)}
-    [response] = ensemble.ask(question(**more), model)
-    texts = [text.decode() for text in response["text_output"]]
-    assert response["text_output"].shape == (3,)
-    assert len(set(texts)) == 3
-    assert texts[0] == text_of(ensemble.ask(question(), model))
-    assert response["cum_log_probs"].shape == (1, 3)
-    assert response["output_log_probs"].shape == (1, 3, 12)
-    stop = texts[1][10:14]
-    [stopped] = ensemble.ask(question(stop_words=array([stop.encode()], np.object_), **more), model)
-    assert [text.decode() for text in stopped["text_output"]] == [text.partition(stop)[0] for text in texts]
-    [two] = ensemble.ask(question(num_return_sequences=array(2, np.int32), **more), model)
-    assert [text.decode() for text in two["text_output"]] == texts[:2]
-    [echoed] = ensemble.ask(question(**more | {"exclude_input_in_output": array(False, np.bool_)}), model)
-    assert [text.decode() for text in echoed["text_output"]] == [PROMPT + text for text in texts]
-
-
-@pytest.mark.parametrize("is_streaming", [True, False])
-def test_logits_come_in_upstreams_shapes(ensemble: EnsembleByHand, model: str, is_streaming: bool) -> None:
-    more = {f"return_{name}": array(True, np.bool_) for name in ("context_logits", "generation_logits")}
-    responses = ensemble.ask(streamed(**more) if is_streaming else question(**more), model)
-    logits = [response["generation_logits"] for response in responses]
-    vocab_size = logits[0].shape[3]
-    assert np.concatenate(logits, axis=2).shape == (1, 1, 12, vocab_size)
-    # The prompt's are large: a stream has them in its first response, and in its last, where upstream's client looks.
-    of_prompt = [response["context_logits"] for response in responses if "context_logits" in response]
-    assert len(of_prompt) == (2 if is_streaming else 1)
-    assert of_prompt[0] is responses[0]["context_logits"]
-    assert of_prompt[0].ndim == 3
-    assert of_prompt[0].shape[2] == vocab_size
-    assert np.array_equal(of_prompt[0], responses[-1]["context_logits"])
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "text"),
     [
@@ -164,9 +130,9 @@ def test_logits_come_in_upstreams_shapes(ensemble: EnsembleByHand, model: str, i
             {"max_tokens": array(4000, np.int32)}, "INVALID_ARG", "[INVALID_ARG field=max_tokens", id="too long"
         ),
         pytest.param(
-            {"beam_width": array(2, np.int32), "stream": array(True, np.bool_)},
+            {"seed": array(2, np.uint64), "random_seed": array(3, np.uint64)},
             "INVALID_ARG",
-            "beam_width (2) does not go with stream",
+            "contradicts the same setting under its other name",
             id="does not go together",
         ),
         pytest.param(

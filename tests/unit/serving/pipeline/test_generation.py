@@ -19,7 +19,7 @@ import psutil
 import pytest
 import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
-from simulated_release import TOKENIZER, write_release
+from simulated_release import DEMO_ENGINE, TOKENIZER, write_release
 
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.release_spec import TokenizerSpec
@@ -919,18 +919,20 @@ def test_a_batch_that_cannot_be_handed_over_fails_as_a_whole_and_once(
 # What is told of the tokens and of the request.
 
 
-def test_log_probabilities_come_with_their_tokens_and_add_up(echo: Bench) -> None:
-    replies = echo.start(return_log_probs=True, request_output_len=4).wait().replies
+def test_log_probabilities_come_with_their_tokens_and_add_up(tmp_path: Path) -> None:
+    model = Bench(tmp_path, DEMO_ENGINE)
+    replies = model.start(return_log_probs=True, request_output_len=4).wait().replies
     assert all(len(reply.log_probs or []) == len(reply.token_ids) for reply in replies)
     log_probs = [log_prob for reply in replies for log_prob in reply.log_probs or []]
     assert len(log_probs) == 4
     assert all(-20 < log_prob < 0 for log_prob in log_probs)
     assert replies[-1].cum_log_prob == pytest.approx(sum(log_probs))
-    [whole] = echo.start(return_log_probs=True, request_output_len=4, streaming=False).wait().replies
+    [whole] = model.start(return_log_probs=True, request_output_len=4, streaming=False).wait().replies
     assert whole.log_probs == log_probs
     assert len(whole.token_ids) == 6, "the prompt has no log probabilities"
     assert whole.cum_log_prob == pytest.approx(sum(log_probs))
-    assert {reply.log_probs for reply in echo.start().wait().replies} == {None}
+    assert {reply.log_probs for reply in model.start().wait().replies} == {None}
+    model.service.close()
 
 
 ENDINGS: dict[str, dict[str, object]] = {

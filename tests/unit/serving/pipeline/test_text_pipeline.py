@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
+from simulated_release import DEMO_ENGINE
 from text_bench import Owner, ask, wait_until
 
 from serving.engine_process.engine_sources import SharedEngine
@@ -84,13 +85,15 @@ def test_each_sequence_of_a_request_accumulates_by_itself(accumulating: TextPipe
     assert [last[0], last[1]] == alone
 
 
-def test_beams_are_whole_texts_whether_others_accumulate_or_not(
-    delta: TextPipeline, accumulating: TextPipeline
-) -> None:
+def test_beams_are_whole_texts_whether_others_accumulate_or_not(tmp_path: Path) -> None:
+    owner = Owner(tmp_path / "model", **DEMO_ENGINE)
     texts = []
-    for one in (delta, accumulating):
+    for is_accumulating in (False, True):
+        one = pipeline(owner, is_accumulating=is_accumulating)
         [response] = ask(one.start, max_tokens=20, stream=False, beam_width=3).wait().responses
         texts.append(response["text_output"].tolist())
+        one.close()
+    owner.close()
     assert texts[0] == texts[1]
     assert len(set(texts[0])) == 3
 

@@ -16,7 +16,7 @@ Answers = dict[str, Arrays]
 PROMPTS = [b"What is the capital of France?", b"Once", b"one two three four five six seven"]
 
 
-WHOLE = question(return_log_probs=array(True, np.bool_), return_finish_reason=array(True, np.bool_))
+WHOLE = question(return_num_output_tokens=array(True, np.bool_), return_finish_reason=array(True, np.bool_))
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +64,12 @@ def test_a_request_has_the_response_that_a_decoupled_model_gives_at_once(
 
 
 def test_a_batch_has_a_row_for_each_prompt(unary: EnsembleByHand, model: str) -> None:
-    more = {"return_log_probs": True, "return_num_output_tokens": True}
+    more = {"return_num_output_tokens": True}
     [response] = unary.ask(batch(**more), model)
     expected = [unary.ask(alone(row, **more), model)[0] for row in range(len(PROMPTS))]
     assert response["text_output"].tolist() == [one["text_output"].item() for one in expected]
     assert response["batch_index"].tolist() == [[0], [1], [2]]
     assert response["num_output_tokens"].tolist() == [one["num_output_tokens"].tolist()[0] for one in expected]
-    assert response["output_log_probs"].shape == (3, 1, 12)
-    for row, one in enumerate(expected):
-        count = one["output_log_probs"].shape[2]
-        assert response["output_log_probs"][row, 0, :count].tolist() == one["output_log_probs"][0, 0].tolist()
-        assert not response["output_log_probs"][row, 0, count:].any()
 
 
 def test_several_sequences_are_rows_that_say_whose_they_are(unary: EnsembleByHand, model: str) -> None:
@@ -83,14 +78,6 @@ def test_several_sequences_are_rows_that_say_whose_they_are(unary: EnsembleByHan
     assert response["batch_index"].tolist() == [[0], [0], [1], [1], [2], [2]]
     assert response["sequence_index"].tolist() == [[0], [1]] * 3
     assert len(set(response["text_output"].tolist())) == 6
-
-
-def test_beams_of_a_batch_are_side_by_side(unary: EnsembleByHand, model: str) -> None:
-    more = {"beam_width": np.int32(2)}
-    [response] = unary.ask(batch(**more), model)
-    expected = [text for row in range(3) for text in unary.ask(alone(row, **more), model)[0]["text_output"]]
-    assert response["text_output"].tolist() == expected
-    assert len(expected) == 6
 
 
 def test_stop_strings_end_each_row_at_its_own_place(unary: EnsembleByHand, model: str) -> None:

@@ -32,9 +32,9 @@ def rows(*values: float) -> PackedArray:
     return PackedArray.of(np.array([[value, value] for value in values], dtype=np.float32))
 
 
-def running() -> RunningRequest:
+def running(**options: Any) -> RunningRequest:
     times: Any = SimpleNamespace(arrival_ns=0)
-    return RunningRequest(RecordingSink(), "id", ResponseOptions(input_ids=[1, 2]), None, False, times)
+    return RunningRequest(RecordingSink(), "id", ResponseOptions(input_ids=[1, 2], **options), None, False, times)
 
 
 def test_an_array_comes_back_as_it_was() -> None:
@@ -71,6 +71,18 @@ def test_a_whole_response_has_what_all_chunks_had() -> None:
     reply = request.reply_to(TokenChunk(7, [11], LENGTH, extras=ExtraOutputs(generation_logits=rows(2))))
     assert reply is not None
     assert reply.extras == ExtraOutputs(generation_logits=rows(1, 2))
+
+
+def test_a_stream_has_the_logits_of_its_prompt_in_its_first_and_its_last_response() -> None:
+    request = running(is_streaming=True)
+    chunks = [
+        TokenChunk(7, [10], extras=ExtraOutputs(context_logits=rows(8, 9))),
+        TokenChunk(7, [11]),
+        TokenChunk(7, [12], LENGTH),
+    ]
+    replies = [request.reply_to(chunk) for chunk in chunks]
+    told = [reply is not None and reply.extras is not None and reply.extras.context_logits for reply in replies]
+    assert told == [rows(8, 9), False, rows(8, 9)]
 
 
 def test_logits_end_with_the_token_that_completes_a_stop_string() -> None:

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recording_tensor_sink import RecordingTensorSink
 from simulated_release import write_release
+from telling_engine import TellingEngine
 
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.seam.base import TokenChunk
 from serving.engines.seam.clock import VirtualClock
-from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.pipeline.prompt_step import PromptStep
 from serving.pipeline.request_sequences import RequestSequences
 from serving.pipeline.response_coalescing import ResponseCoalescer
@@ -132,7 +132,7 @@ class AnyOrderService:
         release = load_release(folder)
         self.decoder = TextDecoder.from_spec(release.tokenizer)
         spec = SimulatedEngineSpec.model_validate({"provider": "simulated", "step_ms": 0.0, "num_kv_blocks": 512})
-        self._engine = StoppingEngine(SimulatedEngine(spec, VirtualClock()), self.decoder)
+        self._engine = StoppingEngine(TellingEngine(spec, VirtualClock()), self.decoder)
         metrics = RequestMetrics(pb_utils.MetricFamily, model="ensemble", version="1")
         self._asked = RequestSequences(release, self.decoder, self._engine.info, metrics)
         self.prompt_step = PromptStep(PromptTokenizer.from_spec(release.tokenizer))

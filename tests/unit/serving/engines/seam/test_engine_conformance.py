@@ -476,9 +476,14 @@ def test_end_id_minus_one_means_no_end_token(session: Session) -> None:
 @pytest.fixture
 def seeded(session: Session) -> Session:
     """Return the session, where its engine has seeds; an engine without refuses them, as a test below checks."""
-    if "seed" not in session.engine.info.supported:
-        pytest.skip(session.engine.info.why_not["seed"])
+    skip_unless_supported(session, "seed")
     return session
+
+
+def skip_unless_supported(session: Session, field: str) -> None:
+    """Skip where an engine refuses a parameter; that it does, a test below checks for every one."""
+    if field not in session.engine.info.supported:
+        pytest.skip(session.engine.info.why_not[field])
 
 
 def test_the_same_seed_gives_the_same_output_and_another_seed_another(seeded: Session) -> None:
@@ -503,6 +508,7 @@ def test_without_a_seed_every_request_is_sampled_anew(session: Session) -> None:
 def test_a_penalty_changes_the_output_and_the_same_penalty_in_the_same_way(
     session: Session, penalty: dict[str, float], how: dict[str, float], request: pytest.FixtureRequest
 ) -> None:
+    skip_unless_supported(session, *penalty)
     if "seed" in how:
         request.getfixturevalue("seeded")
     without = session.tokens_of(prompt_of(12), 60, **how)
@@ -522,6 +528,7 @@ def test_greedy_means_the_same_as_the_default(session: Session, sampling: dict[s
 
 
 def test_every_token_has_a_log_probability_where_asked_for_and_the_tokens_are_the_same(session: Session) -> None:
+    skip_unless_supported(session, "return_log_probs")
     plain = session.tokens_of(prompt_of(12), 20)
     key = session.add(prompt_of(12), 20, return_log_probs=True)
     output = session.drain()[key]
@@ -539,6 +546,7 @@ def beam_session(provider: Provider, session_of: Callable[..., Session]) -> Sess
 
 def test_beams_come_once_and_whole_the_best_first(provider: Provider, beam_session: Session) -> None:
     session, has_log_probs = beam_session, provider.has_log_probs_of_beams
+    skip_unless_supported(session, "beam_width")
     key = session.add(prompt_of(12), 10, beam_width=BEAM_WIDTH, return_log_probs=has_log_probs)
     output = session.drain()[key]
     assert (output.num_chunks, output.finish_reason) == (1, FinishReason.LENGTH)
@@ -559,6 +567,7 @@ def test_beams_come_once_and_whole_the_best_first(provider: Provider, beam_sessi
 
 def test_a_beam_search_can_be_cancelled_and_hurts_no_other_request(beam_session: Session) -> None:
     session = beam_session
+    skip_unless_supported(session, "beam_width")
     expected = session.tokens_of(prompt_of(8), 20, beam_width=BEAM_WIDTH)
     searching = session.add(prompt_of(12), 60, beam_width=BEAM_WIDTH)
     other = session.add(prompt_of(8), 20, beam_width=BEAM_WIDTH)
