@@ -53,7 +53,7 @@ def test_a_request_gets_the_engine_of_the_release_it_names_and_of_its_own_by_def
     releases: ReleaseRouting, owners: dict[int, Owner]
 ) -> None:
     second = ReleaseRouting(owners[2].bls_folder, pb_utils.MetricFamily)
-    expected = {1: "".join(send(releases).texts()), 2: "".join(ask(second.start).texts())}
+    expected = {1: text(releases), 2: text(second)}
     second.close()
     assert expected[1] != expected[2]
     assert text(releases, '{"release": 1}') == text(releases) == expected[1]
