@@ -71,10 +71,6 @@ class Frontends:
             self._refusal = Refuse(because.message, str(because.facts.get("reason", "")))
             self._tell_all(self._refusal)
 
-    def pids(self) -> list[int]:
-        """Return the ids of the frontends' processes."""
-        return [each.process.pid for each in self._frontends.values()]
-
     def close(self) -> None:
         """End the frontends and their connections."""
         self._is_closed.set()
