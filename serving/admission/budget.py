@@ -88,12 +88,8 @@ class KvBudget:
         """Return what `num_requests` requests with `num_tokens` tokens together take."""
         return KvAmount(num_requests, self.blocks_of(num_tokens), num_tokens)
 
-    def fits(self, num_tokens: int, priority: Priority, tenant: str = "") -> bool:
-        """Return whether one more request may reserve `num_tokens` tokens."""
-        return self.room_for(priority, tenant).holds(self.needs(1, num_tokens))
-
     def reserve(self, key: int, num_tokens: int, tenant: str = "") -> None:
-        """Reserve a seat and `num_tokens` tokens; the caller has asked `fits`."""
+        """Reserve a seat and `num_tokens` tokens; the caller has asked for room (`room_for`)."""
         reservation = self._reservations[key] = _Reservation(tenant, self.blocks_of(num_tokens), num_tokens)
         self._count(tenant, KvAmount(1, reservation.num_blocks, reservation.num_tokens))
 
