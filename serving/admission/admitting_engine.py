@@ -21,7 +21,7 @@ from serving.engines.seam.clock import Clock
 from serving.engines.seam.request_limits import refuse_unservable
 from serving.engines.seam.scheduling import Priority
 from serving.engines.seam.wrapped_engine import WrappedEngine
-from serving.shared_budget.shared_room import POLL_S, NothingShared, SharedRoom
+from serving.shared_budget.shared_room import POLL_S, SharedRoom
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
@@ -33,7 +33,7 @@ class AdmittingEngine(WrappedEngine):
 
     Args:
         tokens_per_step: most tokens that the engine adds to a sequence in one step, drafts included.
-        shared: KV budget on the device that other engines reserve from, too.
+        shared: KV budget on the device that other engines reserve from, too; None: there is none.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class AdmittingEngine(WrappedEngine):
         super().__init__(engine, msgspec.structs.replace(engine.info, is_admitting=True))
         self._clock = clock
         self._lock = threading.Lock()  # guards all fields below, not the engine: nobody waits for a step
-        self._shared = shared or NothingShared()
+        self._shared = shared
         self._last_premium_s = -math.inf
         self._is_shut_out = False  # the next request finds no shared KV budget
         self._reserve = TenantReserve(spec.budget.tenant_reserve, spec.queue.tenant_weights)
@@ -61,7 +61,7 @@ class AdmittingEngine(WrappedEngine):
         self._in_flight = InFlight(
             engine,
             spec.budget,
-            self._shared,
+            shared,
             reserve=self._reserve,
             prefill=self._prefill,
             tokens_per_step=tokens_per_step,
@@ -225,7 +225,7 @@ class AdmittingEngine(WrappedEngine):
         # While it could not begin what it has, more would only wait there, in its own order. (An engine that is told of
         # late may think that something waits when all is done.)
         if len(self._in_flight) and self._engine.stats().num_waiting:
-            self._shared.want_nothing()
+            self._want_nothing_shared()
             return 0
         while (found := self._queue.first(now_s)) is not None:
             queued, room = found
@@ -246,8 +246,12 @@ class AdmittingEngine(WrappedEngine):
             elif left.num_seats < 1 or not self._queue.pass_over(queued):
                 break
         if not self._is_shut_out:
-            self._shared.want_nothing()
+            self._want_nothing_shared()
         return num_prompt_tokens
+
+    def _want_nothing_shared(self) -> None:
+        if self._shared is not None:
+            self._shared.want_nothing()
 
     def _refusal_of_late(self, queued: QueuedRequest, now_s: float) -> TokenChunk:
         error = late_error(queued, now_s)

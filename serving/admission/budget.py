@@ -26,7 +26,7 @@ class KvBudget:
         max_tokens: most tokens in flight, prompts and expected outputs; None: as many as the blocks hold.
         shares: fraction of each limit that a class may fill; the rest is kept free for the classes above the class.
         reserve: the part that a tenant leaves free for other tenants; None: nothing.
-        on_free: called with the key of each request when its reservation ends.
+        on_free: called with the key of each request when its reservation ends; None: nothing is called.
 
     Attributes:
         num_seats: requests in flight that the TPOT target allows now.
@@ -41,7 +41,7 @@ class KvBudget:
         max_num_seqs: int,
         max_tokens: int | None = None,
         shares: Mapping[Priority, float] | None = None,
-        on_free: Callable[[int], None] = lambda _: None,
+        on_free: Callable[[int], None] | None = None,
         reserve: TenantReserve | None = None,
     ) -> None:
         self.num_blocks = num_blocks
@@ -88,12 +88,8 @@ class KvBudget:
         """Return what `num_requests` requests with `num_tokens` tokens together take."""
         return KvAmount(num_requests, self.blocks_of(num_tokens), num_tokens)
 
-    def fits(self, num_tokens: int, priority: Priority, tenant: str = "") -> bool:
-        """Return whether one more request may reserve `num_tokens` tokens."""
-        return self.room_for(priority, tenant).holds(self.needs(1, num_tokens))
-
     def reserve(self, key: int, num_tokens: int, tenant: str = "") -> None:
-        """Reserve a seat and `num_tokens` tokens; the caller has asked `fits`."""
+        """Reserve a seat and `num_tokens` tokens; the caller has asked for room (`room_for`)."""
         reservation = self._reservations[key] = _Reservation(tenant, self.blocks_of(num_tokens), num_tokens)
         self._count(tenant, KvAmount(1, reservation.num_blocks, reservation.num_tokens))
 
@@ -123,7 +119,8 @@ class KvBudget:
         """Release the reservation of a request."""
         reservation = self._reservations.pop(key)
         self._count(reservation.tenant, KvAmount(-1, -reservation.num_blocks, -reservation.num_tokens))
-        self._on_free(key)
+        if self._on_free is not None:
+            self._on_free(key)
 
     def _count(self, tenant: str, room: KvAmount) -> None:
         self.num_reserved_blocks += room.num_blocks

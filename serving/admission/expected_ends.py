@@ -21,7 +21,7 @@ class ExpectedEnds:
     def __init__(self, budget: KvBudget) -> None:
         self._budget = budget
         self._made = 0.0  # tokens that a sequence would have that was always there
-        self._token_s = 0.0
+        self.token_s = 0.0  # recent seconds for a token of a sequence; 0 before the first
         self._recent_s = self._recent_tokens = 0.0  # sums in which old steps fade
         self._ends: list[tuple[float, int, int]] = []  # sorted: when, key, reserved tokens
         self._begun: dict[int, tuple[float, float, int]] = {}  # by key: when it began, its end, its reserved tokens
@@ -31,12 +31,7 @@ class ExpectedEnds:
         self._made += tokens_per_seq
         self._recent_s += seconds - _WEIGHT * self._recent_s
         self._recent_tokens += tokens_per_seq - _WEIGHT * self._recent_tokens
-        self._token_s = self._recent_s / self._recent_tokens
-
-    @property
-    def token_s(self) -> float:
-        """Return the recent seconds for a token of a sequence; 0 before the first."""
-        return self._token_s
+        self.token_s = self._recent_s / self._recent_tokens
 
     def begin(self, key: int, *, num_output_tokens: int) -> None:
         """Note the start of a request that has its reservation and is expected to make `num_output_tokens` tokens."""
@@ -73,9 +68,9 @@ class ExpectedEnds:
                 num_blocks -= share * budget.blocks_of(reserved)
                 num_tokens -= share * reserved
                 if num_seats <= _NOTHING and num_blocks <= _NOTHING and num_tokens <= _NOTHING:
-                    return (end - self._made) * self._token_s
+                    return (end - self._made) * self.token_s
         # All that runs has to end, and more after it.
-        last_s = (self._ends[-1][0] - self._made) * self._token_s if self._ends else 0.0
+        last_s = (self._ends[-1][0] - self._made) * self.token_s if self._ends else 0.0
         num_seats -= share * len(self._ends)
         num_tokens -= share * budget.num_reserved_tokens
         num_more = max(1.0, num_seats, num_tokens / self._tokens_of_one(needed)) / share

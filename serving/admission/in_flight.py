@@ -13,7 +13,7 @@ from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.joined_perf import joined_perf
 from serving.admission.offered_load import OfferedLoad
-from serving.admission.output_length import FullForecast, LearnedForecast, OutputForecast
+from serving.admission.output_length import LearnedForecast
 from serving.admission.queued_request import QueuedRequest
 from serving.admission.resumption import is_resumable, resumed
 from serving.admission.tenant_reserve import TenantReserve
@@ -38,6 +38,7 @@ class InFlight:
     stopped reserves everything from the beginning.
 
     Args:
+        shared: KV budget on the device that other engines reserve from, too; None: there is none.
         reserve: the part that a tenant leaves free for other tenants.
         prefill: is told of each start and end.
         tokens_per_step: most tokens that the engine adds to a sequence in one step, drafts included.
@@ -48,7 +49,7 @@ class InFlight:
         self,
         engine: Engine,
         spec: BudgetSpec,
-        shared: SharedRoom,
+        shared: SharedRoom | None,
         *,
         reserve: TenantReserve,
         prefill: BatchPrefill,
@@ -65,15 +66,13 @@ class InFlight:
             max_num_seqs=info.max_num_seqs,
             max_tokens=spec.max_tokens,
             shares={priority: getattr(spec.shares, priority.name.lower()) for priority in Priority},
-            on_free=shared.free,
+            on_free=None if shared is None else shared.free,
             reserve=reserve,
         )
         self._prefill = prefill
         self.estimate = WaitEstimate(self.budget, prefill)
         self._is_learning = spec.forecast == "learned"
-        self._forecast: OutputForecast = (
-            LearnedForecast(spec.forecast_quantile) if self._is_learning else FullForecast()
-        )
+        self._forecast = LearnedForecast(spec.forecast_quantile)
         self._typical = LearnedForecast(_TYPICAL)
         self._queued: dict[int, QueuedRequest] = {}  # by the engine's key
         self._keys: dict[int, int] = {}  # the engine's key by the caller's
@@ -114,7 +113,8 @@ class InFlight:
                 value=request.sampling.max_tokens,
                 max=most,
             )
-        self._shared.refuse_never_fitting(self._most_tokens(request))
+        if self._shared is not None:
+            self._shared.refuse_never_fitting(self._most_tokens(request))
 
     def typical_tokens(self, request: GenerationRequest) -> int:
         """Return the output tokens that a request will make, by the median of its tenant's earlier requests."""
@@ -147,6 +147,8 @@ class InFlight:
     def take_shared(self, queued: QueuedRequest, *, num_waiting: int) -> bool:
         """Reserve from the shared budget all that a request may need; return False if it cannot begin now."""
         queued.engine_key = next(self._other_keys) if queued.num_preemptions else queued.key
+        if self._shared is None:
+            return True
         return self._shared.take(queued.engine_key, self._most_tokens(queued.request), num_waiting=num_waiting)
 
     def begin(self, queued: QueuedRequest, num_tokens: int, now_s: float) -> None:
@@ -278,7 +280,8 @@ class InFlight:
         """Learn the stay and the output length of a request that came to its end."""
         if queued.started_s is not None:
             self.estimate.note_end(now_s - queued.started_s)
-        self._forecast.learn(queued.request, queued.num_output_tokens)
+        if self._is_learning:
+            self._forecast.learn(queued.request, queued.num_output_tokens)
         self._typical.learn(queued.request, queued.num_output_tokens)
 
     def _needs_more(self, engine_key: int, queued: QueuedRequest) -> bool:

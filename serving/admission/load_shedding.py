@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load shedding by levels: what a deployment gives up first under load, one small class for each kind of measure."""
+"""Load shedding by levels: what a deployment gives up first under load."""
 
 import math
-from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -14,42 +13,6 @@ from trireme.base.errors import Unavailable
 
 _BUSY_FROM = 0.75
 _GOLDEN = 0.618034  # its multiples, without their whole part, are spread evenly however many there are
-
-
-class Measure(ABC):
-    """The effect of one load-shedding level on requests that arrive while it lasts, on top of the levels below it."""
-
-    @abstractmethod
-    def applied(self, request: GenerationRequest) -> GenerationRequest | None:
-        """Return the request as it may run; None: the request is refused."""
-
-
-class CapTokens(Measure):
-    """Shorter answers of a class, which end with finish_reason `length`."""
-
-    def __init__(self, spec: CapLevelSpec) -> None:
-        self._priority = Priority[spec.priority_class.upper()]
-        self._most = spec.max_tokens
-
-    def applied(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with at most the level's `max_tokens`."""
-        sampling = request.sampling
-        if request.scheduling.priority != self._priority or sampling.max_tokens <= self._most:
-            return request
-        min_tokens = min(sampling.min_tokens, self._most)
-        capped = msgspec.structs.replace(sampling, max_tokens=self._most, min_tokens=min_tokens)
-        return msgspec.structs.replace(request, sampling=capped)
-
-
-class RefuseClass(Measure):
-    """Refusal of a class."""
-
-    def __init__(self, spec: RefuseLevelSpec) -> None:
-        self._priority = Priority[spec.priority_class.upper()]
-
-    def applied(self, request: GenerationRequest) -> GenerationRequest | None:
-        """Return the request unless it is of the refused class."""
-        return None if request.scheduling.priority == self._priority else request
 
 
 class LoadShedding:
@@ -66,7 +29,6 @@ class LoadShedding:
     def __init__(self, spec: LoadSheddingSpec, load: OfferedLoad) -> None:
         self._spec = spec
         self._load = load
-        self._measures = [CapTokens(one) if isinstance(one, CapLevelSpec) else RefuseClass(one) for one in spec.steps]
         self.step = 0  # number of levels in force, counted from the first
         self._changed_s = -math.inf
         self._spread = 0.0
@@ -91,8 +53,8 @@ class LoadShedding:
             Unavailable: the request's class is not let in now.
         """
         found = request
-        for number, measure in enumerate(self._measures[: self.step], start=1):
-            changed = measure.applied(found)
+        for number, level in enumerate(self._spec.steps[: self.step], start=1):
+            changed = _applied(level, found)
             if changed is not None:
                 found = changed
             elif use >= _BUSY_FROM:
@@ -103,7 +65,7 @@ class LoadShedding:
         name, load = Priority(request.scheduling.priority).name.lower(), self._load.at(now_s)
         return Unavailable(
             f"{name} requests are not let in while {load:.1f} times as much is asked for as fits (step {self.step} of "
-            f"{len(self._measures)}); come back after retry_after_ms, or ask in a higher class",
+            f"{len(self._spec.steps)}); come back after retry_after_ms, or ask in a higher class",
             reason="shedding",
             retry_after_ms=max(1, math.ceil(1000 * (self._seconds_until_left(number, now_s) + self._next_spread_s()))),
         )
@@ -121,3 +83,16 @@ class LoadShedding:
     def _change(self, by: int, now_s: float) -> None:
         self.step += by
         self._changed_s = now_s
+
+
+def _applied(level: CapLevelSpec | RefuseLevelSpec, request: GenerationRequest) -> GenerationRequest | None:
+    """Return a request as it may run while a level lasts, with a shorter answer perhaps; None: it is refused."""
+    if request.scheduling.priority != Priority[level.priority_class.upper()]:
+        return request
+    if isinstance(level, RefuseLevelSpec):
+        return None
+    sampling, most = request.sampling, level.max_tokens
+    if sampling.max_tokens <= most:
+        return request
+    capped = msgspec.structs.replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+    return msgspec.structs.replace(request, sampling=capped)

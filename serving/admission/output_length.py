@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output-length predictions: a request's `max_tokens`, or what its tenant's earlier requests made."""
+"""Output-length predictions by what a tenant's earlier requests made."""
 
 import math
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 
 from serving.engines.seam.base import GenerationRequest
@@ -14,26 +13,7 @@ _FORGET = 0.99  # of each sample's weight with every one that follows: the last 
 _MAX_TENANTS = 10_000
 
 
-class OutputForecast(ABC):
-    """The predicted output length of each request of one engine."""
-
-    @abstractmethod
-    def expected_tokens(self, request: GenerationRequest) -> int:
-        """Return the predicted output tokens, at least 1 and at most the request's `max_tokens`."""
-
-    def learn(self, request: GenerationRequest, num_output_tokens: int) -> None:
-        """Learn the output length of a request that ended by itself; one that was cancelled teaches nothing."""
-
-
-class FullForecast(OutputForecast):
-    """The prediction `max_tokens`, with which no running request is ever preempted for want of KV budget."""
-
-    def expected_tokens(self, request: GenerationRequest) -> int:
-        """Return the request's `max_tokens`."""
-        return request.sampling.max_tokens
-
-
-class LearnedForecast(OutputForecast):
+class LearnedForecast:
     """The prediction by a quantile of what a tenant's earlier requests made; `max_tokens` until there are enough."""
 
     def __init__(self, quantile: float) -> None:
@@ -41,7 +21,7 @@ class LearnedForecast(OutputForecast):
         self._seen: OrderedDict[str, _Lengths] = OrderedDict()  # the least recently used first
 
     def expected_tokens(self, request: GenerationRequest) -> int:
-        """Return the length at which `quantile` of the tenant's requests had ended, at most `max_tokens`."""
+        """Return the length at which `quantile` of the tenant's requests had ended, from 1 to `max_tokens`."""
         most = request.sampling.max_tokens
         lengths = self._seen.get(request.scheduling.tenant)
         if lengths is None or lengths.num_samples < _MIN_SAMPLES:
@@ -49,7 +29,7 @@ class LearnedForecast(OutputForecast):
         return max(1, min(most, lengths.quantile(self._quantile)))
 
     def learn(self, request: GenerationRequest, num_output_tokens: int) -> None:
-        """Learn where a request ended, in whatever company."""
+        """Learn the output length of a request that ended by itself; one that was cancelled teaches nothing."""
         tenant = request.scheduling.tenant
         lengths = self._seen.get(tenant)
         if lengths is None:

@@ -60,11 +60,6 @@ class WaitEstimate:
         """Return the recent seconds from a start to the first token; 0 before the first sample."""
         return self._first_token.value
 
-    @property
-    def stay_s(self) -> float:
-        """Return the recent seconds from a start to the end; 0 before the first sample."""
-        return self._stay.value
-
     def service_s(self, queued: QueuedRequest) -> float:
         """Return the seconds from a request's start to its end, by what its tenant's requests made.
 
@@ -100,7 +95,7 @@ class WaitEstimate:
         needed = self._budget.needs(ahead.num_requests + 1, ahead.num_tokens + queued.num_queued_tokens)
         share = 1.0 - self._share_above(queued.priority, queued.arrival_s)
         room = self.room_for(queued)
-        return self.ends.seconds_until(needed, room, share=max(share, _LEAST_SHARE), stay_s=self.stay_s)
+        return self.ends.seconds_until(needed, room, share=max(share, _LEAST_SHARE), stay_s=self._stay.value)
 
     def held_back_s(self, ahead: Backlog, queued: QueuedRequest) -> float:
         """Return the seconds until a request's prompt may be prefilled, whatever room there is; 0 for all but batch."""

@@ -5,6 +5,7 @@ With --tensorrt-llm it checks TensorRT-LLM itself instead.
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -119,7 +120,7 @@ def doctor(
 def _report_server(*, is_json: bool) -> None:
     features = ask_server(find_triton())
     if is_json:
-        typer.echo(json.dumps(features.document(), indent=2))
+        typer.echo(json.dumps(asdict(features), indent=2))
     else:
         console = Console(highlight=False, markup=False)
         console.print(f"tritonserver {features.version}, numpy {features.numpy}: {features.program}", soft_wrap=True)

@@ -154,17 +154,29 @@ def _check_certificates(triton: TritonSpec) -> None:
 
 def _check_ports(triton: TritonSpec) -> None:
     for name in ("http_port", "grpc_port", "metrics_port"):
-        port = getattr(triton, name)
-        option = f"--{name.replace('_', '-')}"
-        with socket.socket(socket.AF_INET6 if ":" in triton.host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((triton.host, port))
-            except (OSError, UnicodeError) as exc:  # UnicodeError: for a name that cannot be a host's
-                reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-                raise SpecError(
-                    f"{name} {port} of host {triton.host} cannot be used ({reason}); "
-                    f"stop what listens there or choose another with {option}",
-                    field=name,
-                    value=port,
-                ) from exc
+        bound_socket(triton, name).close()
+
+
+def bound_socket(triton: TritonSpec, name: str, *, backlog: int | None = None) -> socket.socket:
+    """Return a socket that is bound to one of a server's ports, by its name in the spec; with a backlog it listens.
+
+    Raises:
+        SpecError: the port cannot be had.
+    """
+    port = getattr(triton, name)
+    found = socket.socket(socket.AF_INET6 if ":" in triton.host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((triton.host, port))
+        if backlog is not None:
+            found.listen(backlog)
+    except (OSError, UnicodeError) as exc:  # UnicodeError: for a name that cannot be a host's
+        found.close()
+        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+        raise SpecError(
+            f"{name} {port} of host {triton.host} cannot be used ({reason}); stop what listens there or choose another "
+            f"with --{name.replace('_', '-')}",
+            field=name,
+            value=port,
+        ) from exc
+    return found

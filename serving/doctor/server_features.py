@@ -8,7 +8,7 @@ runs (`serving.doctor.server_probe`). The differences themselves are listed in d
 import functools
 import re
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +52,6 @@ class ServerFeatures:
     calls_is_ready: bool
     knows_max_inflight_requests: bool
     reads_pythonpath: bool
-
-    def document(self) -> dict[str, object]:
-        """Return the answers by name, for JSON."""
-        return asdict(self)
 
 
 def consequences(features: ServerFeatures) -> list[tuple[str, bool, str]]:

@@ -182,14 +182,13 @@ class Guard:
         self._close_door()
         self._drop_fds()
         pids = [process.pid for process in processes_below()]
-        left = end_processes(self._reap)
+        end_processes(self._reap)
         shutil.rmtree(self._order.folder, ignore_errors=True)  # the files that a killed launcher has left
         self._tell(
             messages.Ended(
                 status=self._engine.poll() or 0,
                 lines=self._lines.take(),
                 pids=sorted({*pids, *self._ranks, self._engine.pid}),
-                left=[f"{process.pid} ({command_of(process)[:80]})" for process in left],
             )
         )
 

@@ -53,7 +53,6 @@ class Ended(msgspec.Struct, tag="ended"):
     status: int
     lines: list[str]  # last lines that the engine and its ranks logged
     pids: list[int]  # of every process that was seen to run
-    left: list[str]  # processes that survived SIGKILL
 
 
 FromAdapter = Order | Loaded | Closing | End

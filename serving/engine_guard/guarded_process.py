@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -23,30 +22,6 @@ from serving.engines.seam.engine_start import EngineStart
 # The guard terminates, kills, and waits for the kernel (`process_tree`); then it is killed itself.
 _GUARD_ENDS_S = 20.0
 _SLICE_S = 0.1
-
-
-class EngineProcess(Protocol):
-    """A started engine."""
-
-    @property
-    def pid(self) -> int:
-        """Return the process id of the engine or of its guard, whichever was started."""
-
-    def note_loaded(self) -> None:
-        """Note that the engine serves."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` after the connection was closed, and return whether the engine has ended by itself."""
-
-    def end(self) -> None:
-        """End the engine and every process that it has started."""
-
-    def why_ended(self, timeout_s: float) -> str:
-        """Return the known cause of the engine's end, with its log's last lines; empty where its own log has it."""
-
-    @property
-    def pids(self) -> set[int]:
-        """Return the ids of all processes of the engine, once it has ended."""
 
 
 class PlainProcess:
@@ -64,7 +39,7 @@ class PlainProcess:
         """Do nothing: no guard has to know."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s`, and return whether the engine has ended."""
+        """Wait up to `timeout_s` after the connection was closed, and return whether the engine has ended by itself."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self._process.returncode is not None
@@ -165,11 +140,6 @@ class GuardedProcess:
         """Return the ids of all processes that ran below the guard, once the guard has ended."""
         return set() if self._ended is None else set(self._ended.pids)
 
-    @property
-    def left(self) -> list[str]:
-        """Return the processes that could not be killed."""
-        return [] if self._ended is None else self._ended.left
-
     def _say(self, message: messages.FromAdapter) -> None:
         with contextlib.suppress(OSError):  # it has ended
             messages.send(self._control, message)
@@ -220,3 +190,6 @@ class GuardedProcess:
                         self._is_over = True
                 return not self._is_over
             return left_s > 0
+
+
+EngineProcess = PlainProcess | GuardedProcess

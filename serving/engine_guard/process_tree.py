@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import psutil
 
+_LIBC = ctypes.CDLL(None)  # loaded before any fork: other threads run by then, and may hold the loader's lock
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TERMINATE_S = 3.0  # for mpirun to end its ranks
@@ -23,12 +24,12 @@ _POLL_S = 0.05
 
 def adopt_orphans() -> None:
     """Make every process below this process stay below it, even if a process in between dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent() -> None:
     """Make the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def processes_below() -> list[psutil.Process]:
@@ -64,8 +65,8 @@ def reap_orphans(*, but: int) -> None:
                 os.waitpid(process.pid, os.WNOHANG)
 
 
-def end_processes(reap: Callable[[], object]) -> list[psutil.Process]:
-    """Terminate, then kill all processes below this process; return the processes that cannot be killed.
+def end_processes(reap: Callable[[], object]) -> None:
+    """Terminate, then kill all processes below this process; a process that cannot be killed is left.
 
     Args:
         reap: reaps children that have ended; called again and again.
@@ -84,4 +85,3 @@ def end_processes(reap: Callable[[], object]) -> list[psutil.Process]:
             time.sleep(_POLL_S)
             reap()
     reap()
-    return processes_below()

@@ -20,7 +20,7 @@ from serving.engines.seam.clock import WallClock
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.shared_budget.ledger_file import MAX_NAME_BYTES
 from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger
-from serving.shared_budget.shared_room import LedgerRoom
+from serving.shared_budget.shared_room import SharedRoom
 from serving.telemetry.engine_costs import engine_costs
 from serving.telemetry.step_account import AccountedEngine
 from serving.text.detokenization import TextDecoder
@@ -81,9 +81,9 @@ def _on_demand(release: ReleaseSpec, *, folder: Path, run_dir: Path, member: str
     )
 
 
-def _shared_room(spec: SharedBudgetSpec | None, engine: Engine, *, member: str, run_dir: Path) -> LedgerRoom | None:
+def _shared_room(spec: SharedBudgetSpec | None, engine: Engine, *, member: str, run_dir: Path) -> SharedRoom | None:
     if spec is None:
         return None
     counts = {resource.name: resource.count for resource in spec.resources}
     ledger = SharedLedger(run_dir / LEDGER_FILE, member=member, weight=spec.weight, counts=counts)
-    return LedgerRoom(ledger, spec, WallClock(), block_tokens=engine.info.kv_block_tokens)
+    return SharedRoom(ledger, spec, WallClock(), block_tokens=engine.info.kv_block_tokens)

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from ensemble_configs.spec.end_times import GUARD_S
 from ensemble_configs.spec.release_spec import ReleaseSpec
@@ -45,41 +44,7 @@ _POLL_S = 0.02
 _OWNER_APPEARS_S = 60.0
 
 
-class EngineSource(Protocol):
-    """A maker of connections to an engine that is ready, one at a time.
-
-    Attributes:
-        watchdog_s: seconds of silence after which the engine counts as hung, and is ended; None: its owner watches it.
-    """
-
-    watchdog_s: float | None
-
-    def connect(self) -> tuple[Channel, EngineInfo]:
-        """Wait until an engine is loaded, and return a channel to it and its description.
-
-        Raises:
-            ServerError: the engine could not be loaded; the text is the engine's own.
-        """
-
-    def discard(self, *, ends_itself: bool) -> None:
-        """End the process behind a connection that is closed.
-
-        Args:
-            ends_itself: the engine served, and will see the end of the connection.
-        """
-
-    def why_ended(self) -> str:
-        """Return the known cause of the end of an engine that served; empty: no cause is known."""
-
-    def close(self) -> None:
-        """Make no connection from now on."""
-
-    @property
-    def pid(self) -> int | None:
-        """The engine's process id, where it is known."""
-
-
-class OwnedEngine(EngineSource):
+class OwnedEngine:
     """An engine process that this adapter starts and ends.
 
     Args:
@@ -140,7 +105,11 @@ class OwnedEngine(EngineSource):
         return source
 
     def connect(self) -> tuple[Channel, EngineInfo]:
-        """Start a process, wait until it has loaded the engine, and return a channel to it and its description."""
+        """Start a process, wait until it has loaded the engine, and return a channel to it and its description.
+
+        Raises:
+            ServerError: the engine could not be loaded; the text is the engine's own.
+        """
         if self._held is not None and (held := self._memory.wait_until_free(self._pids)) is not None:
             raise Unavailable(f"the engine is not started again: {held}", reason="gpu_memory_held")
         self._held = None
@@ -157,7 +126,11 @@ class OwnedEngine(EngineSource):
         return channel, info
 
     def discard(self, *, ends_itself: bool) -> None:
-        """Wait for the end of the process, kill it if it does not end, and wait until its memory is free."""
+        """Wait for the end of the process, kill it if it does not end, and wait until its memory is free.
+
+        Args:
+            ends_itself: the engine served, and sees the end of the connection, which is closed.
+        """
         process = self._process
         if process is None:
             return
@@ -169,7 +142,7 @@ class OwnedEngine(EngineSource):
             _log.error("%s", self._held)
 
     def why_ended(self) -> str:
-        """Return the known cause of the end of the process."""
+        """Return the known cause of the end of an engine that served; empty: no cause is known."""
         return self._process.why_ended(_WHY_S) if self._process is not None else ""
 
     def close(self) -> None:
@@ -215,12 +188,12 @@ class OwnedEngine(EngineSource):
         return GuardedProcess(start, guard, command, fds=numbers, run_dir=run_dir())
 
 
-class SharedEngine(EngineSource):
+class SharedEngine:
     """A client's source: the engine that another model of the release owns."""
 
     def __init__(self, name: str) -> None:
         """Args: `name` of the engine, by `named_engine`."""
-        self.watchdog_s = None
+        self.watchdog_s: float | None = None  # the owner watches the engine
         self._name = name
         self._is_closing = threading.Event()
         self._waiting: Channel | None = None
@@ -276,6 +249,9 @@ class SharedEngine(EngineSource):
                 return sock
             if self._is_closing.wait(_POLL_S):
                 raise Unavailable("the engine is being closed", reason="shutdown")
+
+
+EngineSource = OwnedEngine | SharedEngine  # a maker of connections to an engine that is ready, one at a time
 
 
 class EngineListener:

@@ -39,10 +39,8 @@ def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
     """
     if isinstance(spec, OpenVinoEngineSpec):
         return _openvino(spec)
-    if isinstance(spec, TensorRtEngineSpec):
-        return _tensorrt(spec)
-    if isinstance(spec, PyTorchEngineSpec):
-        return _pytorch(spec)
+    if isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec):
+        return _tensorrt_llm(spec)
     return _simulated(spec, clock or WallClock())
 
 
@@ -54,20 +52,15 @@ def _openvino(spec: OpenVinoEngineSpec) -> Engine:
     return OpenVinoEngine(spec, model)
 
 
-def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
-    _prepare_ranks(spec)
-    from serving.engines.tensorrt_llm.compiled_engine import load_tensorrt_engine  # noqa: PLC0415
+def _tensorrt_llm(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> Engine:
+    check_installed(spec)
+    from serving.engines.tensorrt_llm.trtllm_start import rank_environment  # noqa: PLC0415
+
+    os.environ.update(rank_environment(spec))  # upstream reads it where it makes the LLM
+    from serving.engines.tensorrt_llm.trtllm_loading import load_trtllm_engine  # noqa: PLC0415
 
     with _explained_imports():
-        return load_tensorrt_engine(spec)
-
-
-def _pytorch(spec: PyTorchEngineSpec) -> Engine:
-    _prepare_ranks(spec)
-    from serving.engines.tensorrt_llm.pytorch_engine import load_pytorch_engine  # noqa: PLC0415
-
-    with _explained_imports():
-        return load_pytorch_engine(spec, load_model_folder(spec.dir, weights="config.json"))
+        return load_trtllm_engine(spec)
 
 
 @contextlib.contextmanager
@@ -90,13 +83,6 @@ def _explained_imports() -> Iterator[None]:
         if cause is None:
             raise
         raise SpecError(f"{exc.message}; it needs {cause.wanted}: {cause.next_step}", field="engine") from exc
-
-
-def _prepare_ranks(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> None:
-    check_installed(spec)
-    from serving.engines.tensorrt_llm.trtllm_start import rank_environment  # noqa: PLC0415
-
-    os.environ.update(rank_environment(spec))  # upstream reads it where it makes the LLM
 
 
 def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:

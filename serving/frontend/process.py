@@ -13,7 +13,7 @@ import resource
 import socket
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,12 @@ from serving.frontend.common.departures import Departures
 from serving.frontend.common.messages import Down, FrontendMessage, Ping, Refuse, Setting, Upstream
 from serving.process.server_log import set_up_log
 from trireme.base.errors import Unavailable
+
+if TYPE_CHECKING:
+    from serving.frontend.grpc.grpc_frontend import GrpcFrontend
+    from serving.frontend.http.http_frontend import HttpFrontend
+
+    Frontend = GrpcFrontend | HttpFrontend
 
 _log = logging.getLogger("trireme.frontend")
 
@@ -54,37 +60,18 @@ async def run(setting: Setting, parent: socket.socket) -> None:
     await frontend.close()
 
 
-class Frontend(Protocol):
-    """The interface of both kinds of frontend."""
-
-    async def listen(self, setting: Setting) -> None:
-        """Take connections from now on."""
-
-    async def serve(self, upstream: Upstream | None) -> None:
-        """Send requests to another Triton from now on. Args: `upstream`: None: there is no Triton now."""
-
-    def refuse(self, because: Unavailable) -> None:
-        """Refuse every request of a model from now on."""
-
-    def tick(self) -> None:
-        """End connections and streams that take too long; called once a second."""
-
-    async def close(self) -> None:
-        """Close every connection."""
-
-
-def _of_kind(setting: Setting, departures: Departures, budget: ByteBudget) -> Frontend:
+def _of_kind(setting: Setting, departures: Departures, budget: ByteBudget) -> "Frontend":
     """Return the frontend of the setting's kind; its process imports nothing of the other kind."""
     if setting.kind == "grpc":
         from serving.frontend.grpc.grpc_frontend import GrpcFrontend  # noqa: PLC0415
 
-        return GrpcFrontend(departures, budget, setting)
+        return GrpcFrontend(departures, budget, setting.max_request_bytes, setting.max_connections)
     from serving.frontend.http.http_frontend import HttpFrontend  # noqa: PLC0415
 
     return HttpFrontend(departures, budget, setting)
 
 
-async def _tick(frontend: Frontend) -> None:
+async def _tick(frontend: "Frontend") -> None:
     while True:
         await asyncio.sleep(1)
         try:

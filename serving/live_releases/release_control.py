@@ -19,6 +19,7 @@ from ensemble_configs.changes.release_changes import (
     without_trials,
 )
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.model_spec import ModelSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.validation import validate
 from serving.doctor.preflight import NO_ROOM_FIELDS, check_room
@@ -27,6 +28,9 @@ from trireme.base.errors import RequestError, SpecError
 from trireme.base.unix_rpc import Handler, Say
 
 _DRAIN_S = 600.0
+
+Question = Mapping[str, object]
+Change = Callable[[DeploymentSpec], DeploymentSpec]
 
 
 def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
@@ -39,84 +43,65 @@ def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
     ``status`` does. ``room``: ``why_not`` there is memory for a ``release`` beside what runs; "" where there is.
     """
 
-    def status(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
-        del question, say
-        return live.status()
+    def changing(change_of: Callable[[Question], Change], *, is_making_room: bool = False) -> Handler:
+        def handle(question: Question, say: Say) -> Mapping[str, object]:
+            change, timeout_s = change_of(question), _seconds(question)
+            live.become(change, drain_timeout_s=timeout_s, say=say, is_making_room=is_making_room)
+            return live.status()
 
-    def add(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
-        release = validate(ReleaseSpec, question.get("release"), source=Path("release"))
-
-        add_to = with_candidate if question.get("is_canary", True) else with_trial
-
-        def change(spec: DeploymentSpec) -> DeploymentSpec:
-            return add_to(spec, model_named(spec, _model(question)), release)
-
-        return _become(live, change, question, say)
-
-    def replace(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
-        release = validate(ReleaseSpec, question.get("release"), source=Path("release"))
-
-        def change(spec: DeploymentSpec) -> DeploymentSpec:
-            return replaced(spec, model_named(spec, _model(question)), release)
-
-        return _become(live, change, question, say, is_making_room=True)
-
-    def room(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
-        del say
-        try:
-            check_room([validate(ReleaseSpec, question.get("release"), source=Path("release"))])
-        except SpecError as exc:
-            # `add` tells what else is wrong with it.
-            return {"why_not": exc.message if exc.facts.get("field") in NO_ROOM_FIELDS else ""}
-        return {"why_not": ""}
-
-    def promote(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
-        def change(spec: DeploymentSpec) -> DeploymentSpec:
-            model = model_named(spec, _model(question))
-            return promoted(spec, model, release_of(model, _number(question)).release)
-
-        return _become(live, change, question, say)
-
-    def settle(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
-        def change(spec: DeploymentSpec) -> DeploymentSpec:
-            return without_trials(spec, model_named(spec, _model(question)))
-
-        return _become(live, change, question, say)
-
-    def remove(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
-        def change(spec: DeploymentSpec) -> DeploymentSpec:
-            return without_release(spec, model_named(spec, _model(question)), _number(question))
-
-        return _become(live, change, question, say)
+        return handle
 
     return {
-        "status": status,
-        "add": add,
-        "replace": replace,
-        "room": room,
-        "promote": promote,
-        "settle": settle,
-        "remove": remove,
+        "status": lambda _, __: live.status(),
+        "add": changing(_add),
+        "replace": changing(_replace, is_making_room=True),
+        "room": lambda question, _: {"why_not": _why_no_room(question)},
+        "promote": changing(_promote),
+        "settle": changing(lambda question: lambda spec: without_trials(spec, _model(spec, question))),
+        "remove": changing(_remove),
     }
 
 
-def _become(
-    live: LiveDeployment,
-    change: Callable[[DeploymentSpec], DeploymentSpec],
-    question: Mapping[str, object],
-    say: Say,
-    *,
-    is_making_room: bool = False,
-) -> Mapping[str, object]:
-    live.become(change, drain_timeout_s=_seconds(question), say=say, is_making_room=is_making_room)
-    return live.status()
+def _add(question: Question) -> Change:
+    release = _release(question)
+    add_to = with_candidate if question.get("is_canary", True) else with_trial
+    return lambda spec: add_to(spec, _model(spec, question), release)
 
 
-def _model(question: Mapping[str, object]) -> str | None:
+def _replace(question: Question) -> Change:
+    release = _release(question)
+    return lambda spec: replaced(spec, _model(spec, question), release)
+
+
+def _promote(question: Question) -> Change:
+    def change(spec: DeploymentSpec) -> DeploymentSpec:
+        model = _model(spec, question)
+        return promoted(spec, model, release_of(model, _number(question)).release)
+
+    return change
+
+
+def _remove(question: Question) -> Change:
+    return lambda spec: without_release(spec, _model(spec, question), _number(question))
+
+
+def _why_no_room(question: Question) -> str:
+    try:
+        check_room([_release(question)])
+    except SpecError as exc:  # `add` tells what else is wrong with it
+        return exc.message if exc.facts.get("field") in NO_ROOM_FIELDS else ""
+    return ""
+
+
+def _release(question: Question) -> ReleaseSpec:
+    return validate(ReleaseSpec, question.get("release"), source=Path("release"))
+
+
+def _model(spec: DeploymentSpec, question: Question) -> ModelSpec:
     name = question.get("model")
     if name is not None and not isinstance(name, str):
         raise RequestError(f"model must be a name, got {name!r}", field="model", value=name)
-    return name
+    return model_named(spec, name)
 
 
 def _number(question: Mapping[str, object]) -> int:

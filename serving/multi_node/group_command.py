@@ -64,7 +64,6 @@ def leader(
         engine,
         (sys.executable, "-m", "trireme", "group", "server", "--run-dir", str(folder)),
         num_nodes=group.size,
-        launcher="mpirun",
         launcher_options=("--hostfile", str(hosts)),
     )
     own_user()

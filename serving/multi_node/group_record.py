@@ -59,7 +59,7 @@ class GroupRecord:
 
     def send(self, number: int) -> bool:
         """Send a signal to the server; return False where there is no server."""
-        server = self._server()
+        server = self._found(0)
         if server is None:
             return False
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -68,7 +68,7 @@ class GroupRecord:
 
     def kill(self) -> None:
         """Kill the server with all processes that it has started."""
-        server = self._server()
+        server = self._found(0)
         if server is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -78,11 +78,8 @@ class GroupRecord:
                     process.kill()
             psutil.wait_procs(family, timeout=5)
 
-    def _server(self) -> psutil.Process | None:
-        return self._found(0)
-
     def _found(self, place: int) -> psutil.Process | None:
-        """Return the recorded process at a place of the file, if it still runs."""
+        """Return the recorded process at a place of the file, if it still runs: 0 for the server, 1 for its keeper."""
         try:
             name = self._process.read_text().split()[place]
             process = psutil.Process(int(name.partition("@")[0]))

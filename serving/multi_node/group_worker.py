@@ -2,7 +2,6 @@
 """A worker of a node group: an sshd through which the leader starts ranks here, and the wait until they have ended."""
 
 import contextlib
-import ctypes
 import os
 import subprocess
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from serving.engine_guard.process_tree import adopt_orphans
 from serving.multi_node.group_key import program
 from serving.multi_node.node_group import SEEN_FILE
 from serving.supervisor.stop_signal import StopSignal
@@ -21,7 +21,6 @@ _POLL_S = 0.2
 _SSHD_END_S = 5.0
 _ORPHANS_S = 5.0
 _DAEMONS = ("orted", "prted")  # the parents of ranks, in Open MPI 4 and 5
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class GroupWorker:
@@ -56,7 +55,7 @@ class GroupWorker:
             raise SpecError(f"sshd refuses to start here: {' '.join(checked.stderr.split())}", file=config)
         # Open MPI's daemons leave their session; they and their ranks are to stay descendants of this process, even if
         # it is not the first process of a container.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         process = subprocess.Popen([sshd, "-D", "-e", "-f", config], stdin=subprocess.DEVNULL)
         try:
             self._tell("sshd runs; waiting for the leader")

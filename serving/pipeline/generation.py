@@ -20,7 +20,9 @@ from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
 from serving.engines.seam.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
 from serving.pipeline.chunk_replies import ChunkReplies, note
+from serving.pipeline.late_refusal import error_for_client
 from serving.pipeline.left_clients import LeftClients
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.pipeline.request_sequences import Generation, RequestSequences
 from serving.pipeline.response_checks import check_response
 from serving.pipeline.response_workers import ResponseWorkers
@@ -31,9 +33,8 @@ from serving.process.stub_warm_up import import_for_first_request
 from serving.requests.request_parameters import with_timeout
 from serving.requests.stream_state import StreamCheck, StreamContext
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import TextDecoder
-from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServingError, Unavailable
 
 _log = logging.getLogger("trireme.generation")
 
@@ -93,12 +94,9 @@ class GenerationService:
         self,
         tensors: Mapping[str, npt.NDArray[np.generic]],
         sink: ReplySink,
+        origin: RequestOrigin = NO_ORIGIN,
         *,
-        request_id: str = "",
-        stream_name: str = "",
         is_context_only: bool = False,
-        timeout_us: int = 0,
-        observer: RequestObserver = UNTRACED,
         was_taken: bool = False,
     ) -> None:
         """Take one request and return at once; the replies come through `sink`.
@@ -106,32 +104,25 @@ class GenerationService:
         Args:
             tensors: tensors by the names of `tensorrt_llm`'s inputs; a row for each prompt.
             sink: takes the replies.
-            request_id: the request id that the client gave.
-            stream_name: name of the gRPC stream or HTTP request that brought the request; empty: not known.
+            origin: origin of the request; its timeout is a deadline where there is admission, without effect elsewhere,
+                as upstream has it.
             is_context_only: prefill and hand over only, for disaggregated serving.
-            timeout_us: Triton's own parameter `timeout` in microseconds: a deadline where there is admission, without
-                effect elsewhere, as upstream has it; 0: no deadline.
-            observer: observer of the request; the owner of `sink` reports the end of the request to it.
             was_taken: the request was accepted before, so it is no new request that may be refused.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
         if self.info.is_admitting:
-            tensors = with_timeout(tensors, timeout_us)
+            tensors = with_timeout(tensors, origin.timeout_us)
         prompts = self._asked.prompts(tensors, is_context_only=is_context_only)
-        observer.note_read(prompts[0].request.scheduling, prompts[0].context)
+        origin.observer.note_read(prompts[0].request.scheduling, prompts[0].context)
         if prompts[0].request.options.stop:
             for prompt in prompts:
-                self._stop(request_id, prompt.context)
+                self._stop(origin.request_id, prompt.context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
         check_response((prompt.request.options for prompt in prompts), sink, self.info)
-        sequences, group = self._asked.sequences(
-            prompts, sink, request_id, observer=observer, on_failure=self._left.orphan
-        )
-        for _, running in sequences:
-            running.stream_name = stream_name
+        sequences, group = self._asked.sequences(prompts, sink, origin, on_failure=self._left.orphan)
         with self._lock:
             refusal = None if was_taken else self._refusal
             if refusal is None:
@@ -141,7 +132,7 @@ class GenerationService:
                 running.observer.note_refusal()
             raise refusal
         self._submit_all(sequences, group)
-        if stream_name in LEFT_STREAMS:
+        if origin.stream_name in LEFT_STREAMS:
             self._left.cancel_departed()
 
     def warm_up(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
@@ -191,7 +182,9 @@ class GenerationService:
             for request, running in sequences:
                 if self._pop(request.key) is not None:
                     running.observer.note_refusal()
-            group.fail(_told(exc))  # not raised: another sequence may have replied
+            message, facts = "a request could not be handed to the engine", {"is_of_request": True}
+            error = error_for_client(exc, message, log=_log, facts=facts)
+            group.fail(error)  # not raised: another sequence may have replied
 
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
         try:
@@ -297,14 +290,6 @@ class GenerationService:
             self._on_stats(stats)
         except Exception:  # a gauge that cannot be set must not end the reader of all
             _log.exception("the engine's stats could not be shown")
-
-
-def _told(exc: Exception) -> ServingError:
-    """Return the error that a client gets for `exc`; log an unexpected one."""
-    if isinstance(exc, ServingError):
-        return exc
-    _log.error("a request could not be handed to the engine", exc_info=exc, extra={"is_of_request": True})
-    return ServerError("unexpected error; the server's log has the traceback")
 
 
 def _repeat_until(work: Callable[[], None], period_s: float, is_over: threading.Event) -> None:

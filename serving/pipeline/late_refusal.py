@@ -2,32 +2,37 @@
 """The refusal of a request that waited before it was read: its caller has returned, so its sink gets the error."""
 
 import logging
+from collections.abc import Mapping
 
+from serving.pipeline.request_origin import RequestOrigin
 from serving.requests.tensor_sink import TensorSink
-from serving.telemetry.request_observer import RequestObserver
 from trireme.base.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.late_refusal")
 
 
-def refuse_late(
-    sink: TensorSink, exc: Exception, *, waited_for: str, request_id: str, observer: RequestObserver
-) -> None:
+def error_for_client(
+    exc: Exception, message: str, *, log: logging.Logger, facts: Mapping[str, object] | None = None
+) -> ServingError:
+    """Return the error that a client gets for `exc`; log an unexpected one, with a message and facts of the record."""
+    if isinstance(exc, ServingError):
+        return exc
+    log.error("%s", message, exc_info=exc, extra=facts)
+    return ServerError("unexpected error; the server's log has the traceback")
+
+
+def refuse_late(sink: TensorSink, exc: Exception, origin: RequestOrigin, *, waited_for: str) -> None:
     """Send a request's sink the reason why it is not served; log the reason, too, where it is unexpected.
 
     Args:
         sink: sink of the request.
         exc: error that ended the request.
+        origin: origin of the request.
         waited_for: name of the thing that the request had waited for, for the log.
-        request_id: the request id that the client gave.
-        observer: observer of the request.
     """
-    of_request = {**observer.told, "request_id": request_id, "is_of_request": True}
-    error = exc
-    if not isinstance(error, ServingError):
-        _log.error("unexpected error in a request that had waited for %s", waited_for, exc_info=exc, extra=of_request)
-        error = ServerError("unexpected error; the server's log has the traceback")
-    fail_quietly(sink, error)
+    facts = {**origin.observer.told, "request_id": origin.request_id, "is_of_request": True}
+    message = f"unexpected error in a request that had waited for {waited_for}"
+    fail_quietly(sink, error_for_client(exc, message, log=_log, facts=facts))
 
 
 def fail_quietly(sink: TensorSink, error: ServingError) -> None:

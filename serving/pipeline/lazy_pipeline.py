@@ -9,11 +9,11 @@ import logging
 import threading
 from collections.abc import Callable
 
-from serving.pipeline.late_refusal import fail_quietly, refuse_late
+from serving.pipeline.late_refusal import error_for_client, fail_quietly, refuse_late
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.requests.tensor_sink import Tensors, TensorSink
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
-from trireme.base.errors import ServerError, ServingError
+from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.lazy_pipeline")
 
@@ -31,7 +31,7 @@ class LazyPipeline:
         self._give_up = give_up
         self._pipeline: TextPipeline | None = None
         self._failure: ServingError | None = None
-        self._waiting: list[tuple[Tensors, TensorSink, str, str, int, RequestObserver]] = []
+        self._waiting: list[tuple[Tensors, TensorSink, RequestOrigin]] = []
         self._lock = threading.Lock()  # of the fields above: a request waits, or finds the pipeline or the failure
         self._opener = threading.Thread(target=self._open, name="open-release", daemon=True)
         self._opener.start()
@@ -41,16 +41,7 @@ class LazyPipeline:
         """Return whether the pipeline could not be opened; a new pipeline may succeed."""
         return self._failure is not None
 
-    def start(
-        self,
-        tensors: Tensors,
-        sink: TensorSink,
-        *,
-        request_id: str = "",
-        stream_name: str = "",
-        timeout_us: int = 0,
-        observer: RequestObserver = UNTRACED,
-    ) -> None:
+    def start(self, tensors: Tensors, sink: TensorSink, origin: RequestOrigin = NO_ORIGIN) -> None:
         """Take one request as `TextPipeline.start` does; a request that has to wait is refused through its sink.
 
         Raises:
@@ -60,11 +51,9 @@ class LazyPipeline:
             if self._failure is not None:
                 raise self._failure
             if self._pipeline is None:
-                self._waiting.append((tensors, sink, request_id, stream_name, timeout_us, observer))
+                self._waiting.append((tensors, sink, origin))
                 return
-        self._pipeline.start(
-            tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, observer=observer
-        )
+        self._pipeline.start(tensors, sink, origin)
 
     @property
     def num_running(self) -> int:
@@ -91,34 +80,19 @@ class LazyPipeline:
             pipeline = self._load()
         except Exception as exc:  # waiting requests would wait for ever
             with self._lock:
-                self._failure = _told(exc)
+                self._failure = error_for_client(exc, "unexpected error while a release was opened", log=_log)
                 self._fail_waiting(self._failure)
             return
         with self._lock:
             self._pipeline = pipeline
-            for tensors, sink, request_id, stream_name, timeout_us, observer in self._waiting:
+            for tensors, sink, origin in self._waiting:
                 try:
-                    pipeline.start(
-                        tensors,
-                        sink,
-                        request_id=request_id,
-                        stream_name=stream_name,
-                        timeout_us=timeout_us,
-                        observer=observer,
-                    )
+                    pipeline.start(tensors, sink, origin)
                 except Exception as exc:  # one bad request must not end those behind it
-                    refuse_late(sink, exc, waited_for="a release", request_id=request_id, observer=observer)
+                    refuse_late(sink, exc, origin, waited_for="a release")
             self._waiting.clear()
 
     def _fail_waiting(self, error: ServingError) -> None:
         for _, sink, *_ in self._waiting:
             fail_quietly(sink, error)
         self._waiting.clear()
-
-
-def _told(exc: Exception) -> ServingError:
-    """Return the error that a client gets for `exc`; log an unexpected one."""
-    if isinstance(exc, ServingError):
-        return exc
-    _log.exception("unexpected error while a release was opened")
-    return ServerError("unexpected error; the server's log has the traceback")

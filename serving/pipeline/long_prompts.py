@@ -8,15 +8,16 @@ a megabyte takes half a second, in which `serving.text.tokenization` does withou
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from serving.pipeline.late_refusal import fail_quietly, refuse_late
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.process.left_streams import LEFT_STREAMS
 from serving.requests.tensor_sink import TensorSink
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.tokenization import LONG_TEXT_BYTES
 from trireme.base.errors import QueueFull, RequestCancelled, ServingError, Unavailable
 
@@ -47,38 +48,17 @@ _LANES = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class LongPrompt:
     """A request with long text that waits or is being tokenized."""
 
-    def __init__(
-        self,
-        prepare: Callable[[], Any],
-        begin: Callable[[Any], None],
-        sink: TensorSink,
-        *,
-        request_id: str = "",
-        stream_name: str = "",
-        observer: RequestObserver = UNTRACED,
-    ) -> None:
-        """Set the work of the request.
-
-        Args:
-            prepare: tokenizes; takes long. It may raise.
-            begin: continues with the result of `prepare`; takes no time. It may raise.
-            sink: gets the error that `prepare` or `begin` raises.
-            request_id: the request id that the client gave.
-            stream_name: name by which the server's frontends report that the client has left; empty: not known.
-            observer: observer of the request.
-        """
-        self.prepare = prepare
-        self.begin = begin
-        self.sink = sink
-        self.request_id = request_id
-        self.stream_name = stream_name
-        self.observer = observer
-        self.num_bytes = 0
-        self.error: ServingError | None = None  # why it is not to begin
-        self.lock = threading.Lock()  # of `error`, and held over `begin`: one of the two comes first
+    prepare: Callable[[], Any]  # tokenizes; takes long. It may raise.
+    begin: Callable[[Any], None]  # continues with the result of `prepare`; takes no time. It may raise.
+    sink: TensorSink  # gets the error that `prepare` or `begin` raises
+    origin: RequestOrigin = NO_ORIGIN
+    num_bytes: int = 0
+    error: ServingError | None = None  # why it is not to begin
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of `error`, and held over `begin`: one comes first
 
 
 class LongPrompts:
@@ -238,13 +218,11 @@ class _Lane:
 
     def _refuse(self, prompt: LongPrompt, exc: Exception) -> None:
         if not self._is_closed:
-            refuse_late(
-                prompt.sink, exc, waited_for="a tokenizer", request_id=prompt.request_id, observer=prompt.observer
-            )
+            refuse_late(prompt.sink, exc, prompt.origin, waited_for="a tokenizer")
 
 
 def _has_left(prompt: LongPrompt) -> bool:
-    return prompt.error is None and (prompt.stream_name in LEFT_STREAMS or prompt.sink.is_cancelled())
+    return prompt.error is None and (prompt.origin.stream_name in LEFT_STREAMS or prompt.sink.is_cancelled())
 
 
 def _client_gone() -> RequestCancelled:

@@ -2,12 +2,11 @@
 """The tokenization of prompts for `preprocessing`: short text is answered at once, long text by a thread of its own."""
 
 from functools import partial
-from pathlib import Path
 
 from serving.pipeline.long_prompts import LongPrompt, LongPrompts
 from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.requests.tensor_sink import Tensors, TensorSink
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from trireme.base.errors import ServingError, Unavailable
 
 
@@ -18,45 +17,24 @@ class PromptService:
         self._step = step
         self._long = LongPrompts()
 
-    @classmethod
-    def from_release(cls, folder: Path) -> "PromptService":
-        """Load the tokenizer of a release.
-
-        Raises:
-            SpecError: there is no such release, or no usable tokenizer in it.
-        """
-        return cls(PromptStep.from_release(folder))
-
-    def start(
-        self,
-        tensors: Tensors,
-        sink: TensorSink,
-        *,
-        request_id: str = "",
-        stream_name: str = "",
-        observer: RequestObserver = UNTRACED,
-    ) -> None:
+    def start(self, tensors: Tensors, sink: TensorSink, origin: RequestOrigin = NO_ORIGIN) -> None:
         """Take one request; the response comes through `sink`, for long text after the return.
 
         Args:
             tensors: tensors by the names of `preprocessing`'s inputs.
             sink: takes the response.
-            request_id: the request id that the client gave.
-            stream_name: name of the gRPC stream or HTTP request that brought the request, in the graph, too; empty: not
-                known.
-            observer: observer of the request.
+            origin: origin of the request.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
 
         def answer(prompt: Tensors) -> None:
-            observer.end_step("preprocessing")
+            origin.observer.end_step("preprocessing")
             sink.send(prompt, is_final=True)
 
-        prepare = partial(self._step.respond, tensors, traceparent=observer.traceparent)
-        waiting = LongPrompt(prepare, answer, sink, request_id=request_id, stream_name=stream_name, observer=observer)
-        if not self._long.take(tensors, waiting):
+        prepare = partial(self._step.respond, tensors, traceparent=origin.observer.traceparent)
+        if not self._long.take(tensors, LongPrompt(prepare, answer, sink, origin)):
             answer(prepare())
 
     @property

@@ -14,17 +14,11 @@ from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import SharedEngine, has_engine, named_engine
 from serving.pipeline.lazy_pipeline import LazyPipeline
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.pipeline.text_pipeline import TextPipeline
-from serving.requests.request_parameters import (
-    RELEASE,
-    parameters_of,
-    release_asked_for,
-    stream_name_of,
-    with_scheduling,
-)
+from serving.requests.request_parameters import RELEASE, Parameters, release_asked_for, with_scheduling
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
@@ -50,44 +44,29 @@ class ReleaseRouting:
         self._lock = threading.Lock()  # a request to another release is refused, or counted as running
 
     def start(
-        self,
-        tensors: Tensors,
-        sink: TensorSink,
-        *,
-        request_id: str = "",
-        parameters: str = "",
-        timeout_us: int = 0,
-        observer: RequestObserver = UNTRACED,
+        self, tensors: Tensors, sink: TensorSink, origin: RequestOrigin = NO_ORIGIN, *, parameters: Parameters
     ) -> None:
         """Take one request as `TextPipeline.start` does, on the release that the request names.
 
         Args:
             tensors: tensors by the names of the ensemble's inputs.
             sink: takes the responses.
-            request_id: the request id that the client gave.
-            parameters: parameters of the request, as Triton gives them: a JSON object, or nothing.
-            timeout_us: `timeout_us` of `GenerationService.start`, in microseconds; 0: no deadline.
-            observer: observer of the request.
+            origin: origin of the request.
+            parameters: parameters of the request.
 
         Raises:
             ServingError: the request is refused, or its release is not loaded; `sink` was not called.
         """
-        read = parameters_of(parameters)
-        version = release_asked_for(read)
-        tensors = with_scheduling(tensors, read)
-        stream_name = stream_name_of(read)
+        version = release_asked_for(parameters)
+        tensors = with_scheduling(tensors, parameters)
         if version is None or version == self._folder.name:
-            self._own.start(
-                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, observer=observer
-            )
+            self._own.start(tensors, sink, origin)
             return
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            observer.note_release(version)
-            self._other(version).start(
-                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, observer=observer
-            )
+            origin.observer.note_release(version)
+            self._other(version).start(tensors, sink, origin)
 
     @property
     def num_running(self) -> int:

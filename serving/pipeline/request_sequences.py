@@ -11,13 +11,13 @@ import msgspec
 
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.seam.base import EngineInfo, GenerationRequest
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.pipeline.running_request import ReplySink, RunningRequest
 from serving.pipeline.sequence_group import Member, SequenceGroup, context_of, sampling_of
 from serving.requests.engine_request import DecodedRequest, RequestDecoder
 from serving.requests.prompt_batch import Row, engine_rows, for_each_row
 from serving.requests.stream_state import KEYS_PER_REQUEST, StreamContext, unpack_context
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import TextDecoder
 from serving.text.stop_strings import check_stop_strings
 from trireme.base.errors import RequestError
@@ -70,9 +70,8 @@ class RequestSequences:
         self,
         prompts: list[Prompt],
         sink: ReplySink,
-        request_id: str,
+        origin: RequestOrigin = NO_ORIGIN,
         *,
-        observer: RequestObserver = UNTRACED,
         on_failure: Callable[[Iterable[int]], None],
     ) -> tuple[list[Generation], SequenceGroup | None]:
         """Return the sequences to generate, and the group that shares the sink; None: there is only one sequence.
@@ -80,12 +79,11 @@ class RequestSequences:
         Args:
             prompts: prompts of one request.
             sink: sink of the request.
-            request_id: the request id that the client gave.
-            observer: observer of the request.
+            origin: origin of the request.
             on_failure: called with the keys of all sequences when a sequence has failed, and the request with it.
         """
         if len(prompts) == 1 and prompts[0].num_sequences == 1:
-            return [self._sequence(next(self._keys), prompts[0], 0, sink, request_id, observer)], None
+            return [self._sequence(next(self._keys), prompts[0], 0, sink, origin)], None
         members = [
             Member(batch_index if len(prompts) > 1 else None, index if prompt.num_sequences > 1 else None)
             for batch_index, prompt in enumerate(prompts)
@@ -94,9 +92,7 @@ class RequestSequences:
         keys = [next(self._keys) for _ in members]
         group = SequenceGroup(sink, members, on_failure=lambda: on_failure(keys))
         sequences = [
-            self._sequence(
-                key, prompts[member.batch_index or 0], member.sequence_index or 0, each, request_id, observer
-            )
+            self._sequence(key, prompts[member.batch_index or 0], member.sequence_index or 0, each, origin)
             for key, member, each in zip(keys, members, group.sinks, strict=True)
         ]
         return sequences, group
@@ -115,9 +111,7 @@ class RequestSequences:
         ids, offsets = words[0], [offset for offset in words[1] if offset > 0]
         return check_stop_strings(self._text.decode(ids[start:end]) for start, end in itertools.pairwise([0, *offsets]))
 
-    def _sequence(
-        self, key: int, prompt: Prompt, index: int, sink: ReplySink, request_id: str, observer: RequestObserver
-    ) -> Generation:
+    def _sequence(self, key: int, prompt: Prompt, index: int, sink: ReplySink, origin: RequestOrigin) -> Generation:
         options = prompt.request.options
         sampling = sampling_of(prompt.request.sampling, index)
         is_excluded = options.exclude_input_in_output
@@ -133,14 +127,15 @@ class RequestSequences:
         )
         running = RunningRequest(
             sink,
-            request_id,
+            origin.request_id,
             options,
             context_of(prompt.context, index),
             not is_excluded,
-            observer.begin_sequence(
+            origin.observer.begin_sequence(
                 self._metrics, num_prompt_tokens=len(options.input_ids), kv_block_tokens=self._kv_block_tokens
             ),
             returns_log_probs=sampling.return_log_probs,
+            stream_name=origin.stream_name,
             sequence_index=index,
         )
         return request, running

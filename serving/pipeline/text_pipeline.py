@@ -19,12 +19,12 @@ from serving.pipeline.generation import GenerationService
 from serving.pipeline.long_prompts import LongPrompt, LongPrompts
 from serving.pipeline.prompt_step import PromptStep
 from serving.pipeline.reply_tensors import text_tensors
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.pipeline.running_request import Reply
 from serving.pipeline.text_step import add_chunk, beam_texts
 from serving.requests.stream_state import StreamState
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import StreamText, TextDecoder
 from trireme.base.errors import ServingError, Unavailable
 
@@ -116,16 +116,7 @@ class TextPipeline:
         if prompt is not None:
             self._service.warm_up(_renamed(prompt, _FROM_PROMPT_TO_ENGINE))
 
-    def start(
-        self,
-        tensors: Tensors,
-        sink: TensorSink,
-        *,
-        request_id: str = "",
-        stream_name: str = "",
-        timeout_us: int = 0,
-        observer: RequestObserver = UNTRACED,
-    ) -> None:
+    def start(self, tensors: Tensors, sink: TensorSink, origin: RequestOrigin = NO_ORIGIN) -> None:
         """Take one request and return at once; the responses come through `sink`.
 
         A request with long text is read later, so its refusal comes through `sink`, too.
@@ -133,33 +124,21 @@ class TextPipeline:
         Args:
             tensors: tensors by the names of the ensemble's inputs.
             sink: takes the responses.
-            request_id: the request id that the client gave.
-            stream_name: name of the gRPC stream or HTTP request that brought the request; empty: not known.
-            timeout_us: `timeout_us` of `GenerationService.start`, in microseconds; 0: no deadline.
-            observer: observer of the request.
+            origin: origin of the request.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
 
         def begin(prompt: Tensors, *, was_taken: bool = True) -> None:
-            observer.note_tokenized()
+            origin.observer.note_tokenized()
             engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
             text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
-            self._service.start(
-                engine,
-                text,
-                request_id=request_id,
-                stream_name=stream_name,
-                timeout_us=timeout_us,
-                observer=observer,
-                was_taken=was_taken,
-            )
+            self._service.start(engine, text, origin, was_taken=was_taken)
 
         given = _renamed(tensors, _TO_PROMPT_STEP)
         prepare = partial(self._prompt_step.prepare, given)
-        waiting = LongPrompt(prepare, begin, sink, request_id=request_id, stream_name=stream_name, observer=observer)
-        if not self._long.take(given, waiting):
+        if not self._long.take(given, LongPrompt(prepare, begin, sink, origin)):
             begin(prepare(), was_taken=False)
 
     @property

@@ -18,11 +18,14 @@ import triton_python_backend_utils as pb_utils
 from ensemble_configs.render.tensors import outputs_of
 from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import named_engine
+from serving.pipeline.late_refusal import error_for_client
+from serving.pipeline.request_origin import RequestOrigin
 from serving.pipeline.whole_response import WholeResponse
+from serving.requests.request_parameters import Parameters, stream_name_of
 from serving.requests.tensor_sink import TensorSink
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.telemetry.request_tracer import RequestTracer
-from trireme.base.errors import ServerError, ServingError
+from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.adapter")
 
@@ -52,14 +55,16 @@ def guarded(respond: Callable[[Any], Any], request: Any, observer: RequestObserv
     """Return `respond(request)`, or an error response where it raises."""
     try:
         return respond(request)
-    except ServingError as exc:
-        error = exc
-    except Exception:
-        told = {**observer.told, "is_of_request": True}
-        _log.exception("unexpected error in request %r", request.request_id(), extra=told)
-        error = ServerError("unexpected error; the server's log has the traceback")
+    except Exception as exc:
+        facts = {**observer.told, "is_of_request": True}
+        error = error_for_client(exc, f"unexpected error in request {request.request_id()!r}", log=_log, facts=facts)
     observer.end(error)
     return error_response(error)
+
+
+def origin_of(request: Any, parameters: Parameters, observer: RequestObserver) -> RequestOrigin:
+    """Return the origin of a Triton request with these parameters."""
+    return RequestOrigin(request.request_id(), stream_name_of(parameters), request.timeout(), observer)
 
 
 def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:

@@ -9,12 +9,10 @@ its largest row, and shorter rows are padded. A row holds zeros or empty text wh
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from serving.engines.seam.packed_array import Array
 from serving.requests.stream_state import CONTEXT_PADDING
 from serving.requests.tensor_sink import Tensors, TensorSink
-
-Array = npt.NDArray[np.generic]
 
 _FILLERS = {"output_ids": -1, "stream_state": CONTEXT_PADDING}
 _FLAT = "text_output"  # [beams], without a batch dimension

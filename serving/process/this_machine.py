@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,8 +21,8 @@ _QUERY = "index,uuid,name,compute_cap,memory.total,memory.free"
 _DISTRIBUTIONS = {"tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
 
 
-class _NoGpusError(Exception):
-    """The reason why this machine has no usable GPUs."""
+class NoDriverError(Exception):
+    """The error of a machine without an NVIDIA driver or usable GPUs; the text says why."""
 
 
 def read_machine(packages: Iterable[str], *, is_asking_for_gpus: bool) -> Machine:
@@ -36,7 +37,7 @@ def read_machine(packages: Iterable[str], *, is_asking_for_gpus: bool) -> Machin
     if is_asking_for_gpus:
         try:
             gpus = _read_gpus()
-        except _NoGpusError as exc:
+        except NoDriverError as exc:
             why_no_gpus = str(exc)
     installed = {name: found for name in packages if (found := _installed_version(name)) is not None}
     return Machine(gpus=gpus, why_no_gpus=why_no_gpus, free_host_bytes=_free_host_bytes(), packages=installed)
@@ -52,49 +53,49 @@ def _installed_version(name: str) -> str | None:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA shows to this process. Raises: _NoGpusError."""
+    """Return the GPUs that CUDA shows to this process. Raises: NoDriverError."""
     answer = _ask_driver(_QUERY)
     try:
         rows = [_Row(*row) for row in csv.reader(answer.splitlines(), skipinitialspace=True) if row]
         return tuple(row.gpu() for row in _visible(rows))
     except (TypeError, ValueError) as exc:
-        raise _NoGpusError(f"nvidia-smi says what we do not understand: {answer!r}") from exc
+        raise NoDriverError(f"nvidia-smi says what we do not understand: {answer!r}") from exc
 
 
 def _ask_driver(query: str) -> str:
-    """Return the answer of nvidia-smi to a query. Raises: _NoGpusError."""
+    """Return the answer of nvidia-smi to a query. Raises: NoDriverError."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        raise _NoGpusError("there is no nvidia-smi on PATH, so no driver")
+        raise NoDriverError("there is no nvidia-smi on PATH, so no driver")
     command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise _NoGpusError(f"nvidia-smi fails: {exc}") from exc
+        raise NoDriverError(f"nvidia-smi fails: {exc}") from exc
     if result.returncode != 0:
         reason = " ".join((result.stdout + result.stderr).split())
-        raise _NoGpusError(f"nvidia-smi fails with status {result.returncode}: {reason}")
+        raise NoDriverError(f"nvidia-smi fails with status {result.returncode}: {reason}")
     return result.stdout
 
 
+@dataclass(frozen=True)
 class _Row:
     """A line of nvidia-smi's list of GPUs."""
 
-    def __init__(self, index: str, uuid: str, name: str, compute_cap: str, total_mib: str, free_mib: str) -> None:
-        self.index = index
-        self.uuid = uuid
-        self._name = name
-        self._compute_cap = compute_cap
-        self._total_mib = total_mib
-        self._free_mib = free_mib
+    index: str
+    uuid: str
+    name: str
+    compute_cap: str
+    total_mib: str
+    free_mib: str
 
     def gpu(self) -> Gpu:
         """Return the GPU of this line. Raises: ValueError: a figure is not a number."""
         return Gpu(
-            name=self._name,
-            sm=int(self._compute_cap.replace(".", "")),
-            memory_bytes=_bytes(self._total_mib),
-            free_bytes=_bytes(self._free_mib),
+            name=self.name,
+            sm=int(self.compute_cap.replace(".", "")),
+            memory_bytes=_bytes(self.total_mib),
+            free_bytes=_bytes(self.free_mib),
         )
 
 
@@ -116,20 +117,13 @@ def _visible(rows: list[_Row]) -> list[_Row]:
     return visible
 
 
-class NoDriverError(Exception):
-    """The error of a machine without an NVIDIA driver, or with a driver that does not answer; the text says which."""
-
-
 def read_driver_version() -> str:
     """Return the version of the NVIDIA driver, as in `590.44.01`; takes a second or so.
 
     Raises:
         NoDriverError: there is no driver, or it does not answer.
     """
-    try:
-        lines = _ask_driver("driver_version").split()
-    except _NoGpusError as exc:
-        raise NoDriverError(str(exc)) from exc
+    lines = _ask_driver("driver_version").split()
     if not lines:
         raise NoDriverError("nvidia-smi lists no GPU")
     return lines[0]

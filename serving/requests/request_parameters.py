@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serving.engines.seam.scheduling import Priority, tenant_name
+from serving.requests.tensor_sink import Tensors
 from trireme.base.errors import RequestError
 
 RELEASE = "release"
@@ -28,7 +29,6 @@ _MAX_CHARS = 65_536  # of all parameters together
 _CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
 
 Parameters = Mapping[str, object]
-Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 def parameters_of(text: str) -> Parameters:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from serving.requests.number_ranges import out_of_range
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError
 
@@ -113,11 +114,7 @@ def unpack_words(words: npt.NDArray[np.generic], field: str, *, vocab_size: int)
         )
     for token_id in itertools.chain.from_iterable(found):
         if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"{field} must be 0 to {vocab_size - 1}, the model's vocabulary; got {token_id}",
-                field=field,
-                value=token_id,
-            )
+            raise out_of_range(field, token_id, f"0 to {vocab_size - 1}, the model's vocabulary")
     return found
 
 

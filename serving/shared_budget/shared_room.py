@@ -2,7 +2,6 @@
 """The budget that an engine shares with others on its device: taken before a start, released at the request's end."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -17,49 +16,6 @@ _FIRST_GUESS_S = 0.01  # too short rather than too long: the next member begins 
 _NEW_PART = 0.1  # weight of the newest sample in the mean of the times
 
 
-class SharedRoom(Protocol):
-    """The shared budget, asked for each start and told of each end."""
-
-    def refuse_never_fitting(self, num_tokens: int) -> None:
-        """Check that a request of `num_tokens` tokens fits while nobody holds anything.
-
-        Raises:
-            RequestError: the request does not fit.
-        """
-
-    def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:
-        """Hold what a request of at most `num_tokens` tokens takes; return False if others hold it or are next.
-
-        Args:
-            key: of the request.
-            num_tokens: most tokens that the request may have.
-            num_waiting: requests that would start now, this one included.
-        """
-
-    def free(self, key: int) -> None:
-        """Release what a request holds."""
-
-    def want_nothing(self) -> None:
-        """Note that nothing waits that would start if there were more."""
-
-
-class NothingShared(SharedRoom):
-    """The budget of an engine that has its device, or a part of it that is set aside, to itself."""
-
-    def refuse_never_fitting(self, num_tokens: int) -> None:
-        """Accept every request."""
-
-    def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:  # noqa: ARG002
-        """Return True: there is always room."""
-        return True
-
-    def free(self, key: int) -> None:
-        """Do nothing: nothing was held."""
-
-    def want_nothing(self) -> None:
-        """Do nothing: no other engine would know."""
-
-
 class _Held(msgspec.Struct):
     amounts: Mapping[str, int]
     part: float  # part of the device: the largest of any resource
@@ -67,8 +23,8 @@ class _Held(msgspec.Struct):
     expected_s: float
 
 
-class LedgerRoom(SharedRoom):
-    """The budget from the ledger of a server.
+class SharedRoom:
+    """The shared budget from the ledger of a server, asked for each start and told of each end.
 
     A request's work is its part of the device times the time for which it has it: so the parts of the device that
     models hold, over time, are in proportion to their weights while all want more. When a request starts, its time is
@@ -85,7 +41,7 @@ class LedgerRoom(SharedRoom):
         self._mean_s: float | None = None
 
     def refuse_never_fitting(self, num_tokens: int) -> None:
-        """Check a request against the count of each resource.
+        """Check that a request of `num_tokens` tokens fits while nobody holds anything.
 
         Raises:
             RequestError: the request takes more of a resource than there is.
@@ -101,7 +57,13 @@ class LedgerRoom(SharedRoom):
                 )
 
     def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:
-        """Hold what a request takes, if the ledger's fair order allows it; return whether it does."""
+        """Hold what a request takes; return False if others hold it or are next, by the ledger's fair order.
+
+        Args:
+            key: of the request.
+            num_tokens: most tokens that the request may have.
+            num_waiting: requests that would start now, this one included.
+        """
         amounts = self._amounts(num_tokens)
         part = max(amounts[resource.name] / resource.count for resource in self._resources)
         expected_s = _FIRST_GUESS_S if self._mean_s is None else self._mean_s
@@ -119,7 +81,7 @@ class LedgerRoom(SharedRoom):
         self._mean_s = took_s if self._mean_s is None else self._mean_s + _NEW_PART * (took_s - self._mean_s)
 
     def want_nothing(self) -> None:
-        """Withdraw what this member wants from the ledger."""
+        """Withdraw what this member wants from the ledger: nothing waits that would start if there were more."""
         self._ledger.withdraw()
 
     def _amounts(self, num_tokens: int) -> dict[str, int]:

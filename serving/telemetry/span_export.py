@@ -30,6 +30,7 @@ from opentelemetry.trace import (
 )
 
 from ensemble_configs.spec.observability_spec import TracingSpec
+from serving.telemetry.request_metrics import FIRST_TOKEN_BUCKETS_S
 from serving.telemetry.span_record import SpanRecord
 from serving.telemetry.trace_context import TraceContext
 
@@ -40,7 +41,6 @@ _SCOPE = "trireme"
 _NO_SPAN = Context()
 # OpenTelemetry's semantic conventions for generative AI; the bounds up to 10 s are theirs.
 _TTFT_NAME = "gen_ai.server.time_to_first_token"
-_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 
 
 class SpanExport:
@@ -72,7 +72,7 @@ class SpanExport:
             _TTFT_NAME,
             unit="s",
             description="From a request's arrival to its first token",
-            explicit_bucket_boundaries_advisory=_TTFT_S,
+            explicit_bucket_boundaries_advisory=FIRST_TOKEN_BUCKETS_S,
         )
 
     def span(self, record: SpanRecord) -> None:

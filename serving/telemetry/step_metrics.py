@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus metrics of an engine's steps and of its device's peak rates; docs/observability.md explains their use.
-
-Counters of a model version live as long as its adapter. The counters of an engine's process begin at 0 again when the
-process is started again; the values that it reported last stay counted.
-"""
+"""The Prometheus metrics of an engine's steps and of its device's peak rates; docs/observability.md explains them."""
 
 import time
-from typing import Any
 
 import msgspec
 
 from serving.engines.seam.base import EngineCosts, EngineInfo, StepStats
+from serving.telemetry.shown_metrics import ShownMetrics
 
 _UPDATE_S = 0.5  # each counter costs a message to the server
 
@@ -43,30 +39,28 @@ _COSTS = {
     ),
     "peak_flops": ("trireme_engine_peak_flops", "Dense operations a second of the engine's devices together"),
 }
-_UP = ("trireme_engine_up", "1 while the engine's process runs")
-_MAX_NUM_SEQS = ("trireme_engine_max_num_seqs", "Sequences that a batch may have")
+_UP, _MAX_NUM_SEQS = "trireme_engine_up", "trireme_engine_max_num_seqs"
+COUNTERS = dict(_COUNTERS.values())
+GAUGES = dict(_COSTS.values()) | {
+    _UP: "1 while the engine's process runs",
+    _MAX_NUM_SEQS: "Sequences that a batch may have",
+}
 
 
 class StepMetrics:
-    """The step metrics of one model version; families appear with their first values."""
+    """The step metrics among those of one model version."""
 
-    def __init__(self, metric_family: Any, labels: dict[str, str]) -> None:
-        self._kind = metric_family
-        self._labels = labels
-        self._families: list[Any] = []  # Triton drops a family that nobody holds
-        self._metrics: dict[str, Any] = {}
-        self._is_up: bool | None = None
+    def __init__(self, metrics: ShownMetrics) -> None:
+        self._metrics = metrics
         self._told: StepStats | None = None  # newest of the present engine's life
-        self._shown: dict[str, float] = {}  # of it
         self._next_update_s = 0.0
 
     def describe(self, info: EngineInfo) -> None:
         """Show the engine's constants, and that the engine is up."""
-        self._gauge(_MAX_NUM_SEQS).set(info.max_num_seqs)
+        self._metrics.set(_MAX_NUM_SEQS, info.max_num_seqs)
         for field, value in msgspec.structs.asdict(info.costs or EngineCosts()).items():
-            if value is not None:
-                self._gauge(_COSTS[field]).set(value)
-        self._show_up(is_up=True)
+            self._metrics.set(_COSTS[field][0], value)
+        self._metrics.set(_UP, 1)
 
     def show(self, steps: StepStats | None, *, is_up: bool) -> None:
         """Count the steps since the last call, and show whether the engine is up.
@@ -75,11 +69,11 @@ class StepMetrics:
             steps: newest account; None: the engine reports none, has died, or is not in memory.
             is_up: the engine takes requests.
         """
-        self._show_up(is_up=is_up)
+        self._metrics.set(_UP, is_up)
         now_s = time.monotonic()
         if steps is None or (self._told is not None and steps.num_steps < self._told.num_steps):
             self._count()  # what the previous engine reported last
-            self._shown.clear()
+            self._metrics.reset(*COUNTERS)
             self._next_update_s = 0.0
         self._told = steps
         if now_s >= self._next_update_s:
@@ -87,26 +81,6 @@ class StepMetrics:
             self._count()
 
     def _count(self) -> None:
-        if self._told is None:
-            return
-        for field, (name, text) in _COUNTERS.items():
-            value = getattr(self._told, field)
-            counter = self._metrics.get(name) or self._metric(name, text, self._kind.COUNTER)
-            if value > self._shown.get(field, 0):
-                counter.increment(value - self._shown.get(field, 0))
-                self._shown[field] = value
-
-    def _show_up(self, *, is_up: bool) -> None:
-        if self._is_up is not is_up:
-            self._is_up = is_up
-            self._gauge(_UP).set(int(is_up))
-
-    def _gauge(self, described: tuple[str, str]) -> Any:
-        name, text = described
-        return self._metrics.get(name) or self._metric(name, text, self._kind.GAUGE)
-
-    def _metric(self, name: str, text: str, kind: Any) -> Any:
-        family = self._kind(name, text, kind)
-        self._families.append(family)
-        metric = self._metrics[name] = family.Metric(labels=self._labels)
-        return metric
+        if self._told is not None:
+            for field, (name, _) in _COUNTERS.items():
+                self._metrics.count(name, getattr(self._told, field))

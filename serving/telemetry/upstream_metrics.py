@@ -7,9 +7,10 @@ model_instance_state.cc, at each tag from v0.7.0 to v0.19.0; `since` is the firs
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from serving.engines.seam.base import BatchStats, EngineInfo, EngineStats
+from serving.telemetry.shown_metrics import ShownMetrics
 
 Value = float | None  # None: this engine cannot know it, and the gauge is not there
 
@@ -44,6 +45,7 @@ DESCRIPTIONS = {
     _MEMORY[0]: "Bytes that the engine's runtime has allocated",
     _BLOCKS[0]: "KV cache blocks",
     _BATCHER[0]: "The newest iteration of the batch",
+    # In seconds before 0.12.0.
     _GENERAL[0]: "Time of the newest iteration, in microseconds since 1970, and the number of iterations",
 }
 # What depends on the engine alone comes from its description.
@@ -70,52 +72,27 @@ GAUGES = (
     Gauge(*_BATCHER, "paused_requests", "0.9.0", _batch("num_paused_requests")),
     Gauge(*_GENERAL, "iteration_counter", "0.7.0", lambda stats: stats.num_steps),
 )
-_TIMESTAMP = (_GENERAL[0], "timestamp")  # in seconds before 0.12.0
-
-
 _IDLE = EngineStats(num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=0, num_steps=0)
 
 
 class UpstreamMetrics:
-    """The gauges of one engine; a gauge that not every engine reports appears with its first value."""
+    """The gauges of upstream among the metrics of one model version; what not every engine reports appears later."""
 
-    def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
-        """Show the gauges that every engine reports, as 0, so that a page read before the first step has them.
-
-        Args:
-            families: metric families by name, those of `DESCRIPTIONS` among them.
-            labels: labels for the model and its version.
-        """
-        self._families = families
-        self._labels = labels
-        self._gauges: dict[tuple[str, str], Any] = {}
+    def __init__(self, metrics: ShownMetrics) -> None:
+        """Show the gauges that every engine reports, as 0, so that a page read before the first step has them."""
+        self._metrics = metrics
         for gauge in GAUGES:
             if gauge.of(_IDLE) is not None:
-                self._gauge(gauge.key, gauge.label)
-        self._shown: dict[tuple[str, str], float] = {}
+                metrics.make(gauge.family, {gauge.label: gauge.name})
 
     def describe(self, info: EngineInfo) -> None:
         """Show the engine's constants."""
         for (family, name), (label, of) in CONSTANTS.items():
-            self._set((family, name), label, of(info))
+            self._metrics.set(family, of(info), {label: name})
 
     def show(self, stats: EngineStats) -> None:
         """Set the gauges that have changed; a value no longer reported becomes 0: the engine has died."""
         for gauge in GAUGES:
-            value = gauge.of(stats)
-            if value is None and gauge.key in self._shown:
-                value = 0
-            if value is not None and self._shown.get(gauge.key) != value:
-                self._set(gauge.key, gauge.label, value)
-                if gauge.name == "iteration_counter":
-                    self._set(_TIMESTAMP, gauge.label, time.time_ns() // 1000)
-
-    def _set(self, key: tuple[str, str], label: str, value: float) -> None:
-        self._gauge(key, label).set(value)
-        self._shown[key] = value
-
-    def _gauge(self, key: tuple[str, str], label: str) -> Any:
-        family, name = key
-        if key not in self._gauges:
-            self._gauges[key] = self._families[family].Metric(labels=self._labels | {label: name})
-        return self._gauges[key]
+            is_new = self._metrics.set(gauge.family, gauge.of(stats), {gauge.label: gauge.name})
+            if is_new and gauge.name == "iteration_counter":
+                self._metrics.set(gauge.family, time.time_ns() // 1000, {gauge.label: "timestamp"})

@@ -12,16 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
 from ensemble_configs.spec.triton_spec import TritonSpec
-from serving.frontend.common.messages import Down, FrontendMessage, Ping, Refuse, Setting, Upstream
+from serving.doctor.preflight import bound_socket
+from serving.frontend.common.messages import BACKLOG, Down, FrontendMessage, Ping, Refuse, Setting, Upstream
 from serving.process.returned_memory import with_returned_memory
 from serving.process.server_log import log_format
-from trireme.base.errors import SpecError, Unavailable
+from trireme.base.errors import Unavailable
 from trireme.base.project_files import CODE_ROOT
 
 _PING_S = 1.0
@@ -41,7 +42,8 @@ class Frontends:
     def __init__(self, triton: TritonSpec, tell: Callable[[str], None]) -> None:
         self._triton = triton
         self._tell = tell
-        self._listeners = {name: _listen(triton, name) for name in ("http_port", "metrics_port", "grpc_port")}
+        names = ("http_port", "metrics_port", "grpc_port")
+        self._listeners = {name: bound_socket(triton, name, backlog=BACKLOG) for name in names}
         self._is_closed = threading.Event()
         self._lock = threading.Lock()  # of messages, so that a frontend which is started again hears them in order
         self._upstream: Upstream | Down = Down()
@@ -70,10 +72,6 @@ class Frontends:
         with self._lock:
             self._refusal = Refuse(because.message, str(because.facts.get("reason", "")))
             self._tell_all(self._refusal)
-
-    def pids(self) -> list[int]:
-        """Return the ids of the frontends' processes."""
-        return [each.process.pid for each in self._frontends.values()]
 
     def close(self) -> None:
         """End the frontends and their connections."""
@@ -181,34 +179,7 @@ class _Frontend:
 
 def private_ports() -> tuple[int, int, int]:
     """Return three ports of the loopback interface that are free now."""
-    with contextlib.ExitStack() as held:
-        found = [held.enter_context(_bound_anywhere()).getsockname()[1] for _ in range(3)]
-    return found[0], found[1], found[2]
-
-
-@contextlib.contextmanager
-def _bound_anywhere() -> Iterator[socket.socket]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        yield listener
-
-
-def _listen(triton: TritonSpec, name: str) -> socket.socket:
-    """Return a listening socket. Raises: SpecError: the port cannot be had."""
-    port = getattr(triton, name)
-    family = socket.AF_INET6 if ":" in triton.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((triton.host, port))
-        listener.listen(1024)
-    except (OSError, UnicodeError) as exc:
-        listener.close()
-        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-        raise SpecError(
-            f"{name} {port} of host {triton.host} cannot be used ({reason}); stop what listens there or choose another "
-            f"with --{name.replace('_', '-')}",
-            field=name,
-            value=port,
-        ) from exc
-    return listener
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        for listener in (first, second, third):
+            listener.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1], third.getsockname()[1]

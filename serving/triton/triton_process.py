@@ -2,7 +2,6 @@
 """A `tritonserver` process with everything it leaves behind: its process group, shared memory and control folder."""
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -23,6 +22,7 @@ from ensemble_configs.render.launch_flags import LOOPBACK, PrivatePorts, launch_
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.end_times import GUARDS_END_S, KILLED_S, TRITON_EXIT_S, TRITON_STOP_S
 from serving.doctor.server_features import closes_client_shm
+from serving.engine_guard.process_tree import end_with_parent
 from serving.frontend.common.messages import Upstream
 from serving.process.installation import TritonInstallation
 from serving.process.run_dir import RUN_DIR_VARIABLE
@@ -33,8 +33,6 @@ from serving.triton.stuck_load import StuckLoad
 from serving.triton.triton_api import CONTROL_KEY_HEADER, CannotLoad, TritonApi, reachable
 from trireme.base.errors import Unavailable
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded before any fork: other threads run by then, and may hold the loader's lock
 # The APIs that ask for the control key. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = ("model-repository", "trace", "logging")
 
@@ -82,7 +80,9 @@ class TritonProcess:
             # sessions as wholes (autogroup), and a client of another one then waits up to 90 ms for a core.
             process_group=0,
             pass_fds=[self._regions.descriptor],  # held open while one of them lives, though the parent may be killed
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - it takes no lock
+            # If the parent is killed, the server must not live on with nobody to drain it. Not SIGTERM: with streams
+            # running it may crash while it stops (it frees what the stubs still use), and hang in its signal handler.
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - it takes no lock
         )
         if frontends is not None and private is not None:
             frontends.serve(
@@ -258,9 +258,3 @@ class TritonProcess:
 def _is_at_rest(version: Mapping[str, str]) -> bool:
     """Return whether an entry of Triton's index is loaded, or is not and was not meant to be."""
     return version.get("state") in (None, "READY") or version.get("reason") == "unloaded"
-
-
-def _end_with_parent() -> None:
-    # In the child: if the parent is killed, the server must not live on with nobody to drain it. Not SIGTERM: with
-    # streams running it may crash while it stops (it frees what the stubs still use), and hang in its signal handler.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

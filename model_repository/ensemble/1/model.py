@@ -5,9 +5,9 @@ import triton_python_backend_utils as pb_utils
 
 from serving.engine_process.engine_sources import SharedEngine
 from serving.pipeline.text_pipeline import TextPipeline
-from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
+from serving.pipeline.triton_adapter import Responses, engine_name, origin_of, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
-from serving.requests.request_parameters import check_release, parameters_of, stream_name_of, with_scheduling
+from serving.requests.request_parameters import check_release, parameters_of, with_scheduling
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_tracer import RequestTracer
 
@@ -34,10 +34,7 @@ class TritonPythonModel:
         self.pipeline.start(
             with_scheduling(tensors, parameters),
             self.responses.sink(request, observer),
-            request_id=request.request_id(),
-            stream_name=stream_name_of(parameters),
-            timeout_us=request.timeout(),
-            observer=observer,
+            origin_of(request, parameters, observer),
         )
 
     def finalize(self) -> None:

@@ -2,9 +2,10 @@
 """Triton adapter of `preprocessing` (text to tokens); the logic is in serving.pipeline.prompt_service."""
 
 from serving.pipeline.prompt_service import PromptService
-from serving.pipeline.triton_adapter import Responses, release_folder, start_each
+from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.triton_adapter import Responses, origin_of, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
-from serving.requests.request_parameters import parameters_of, stream_name_of
+from serving.requests.request_parameters import parameters_of
 from serving.telemetry.request_tracer import RequestTracer
 
 
@@ -14,7 +15,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
         self.responses = Responses(args, step="preprocessing")
-        self.service = PromptService.from_release(release_folder(args))
+        self.service = PromptService(PromptStep.from_release(release_folder(args)))
         self.control_channel = ControlChannel(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:
@@ -22,9 +23,8 @@ class TritonPythonModel:
 
     def _start(self, request, *, observer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        sink = self.responses.sink(request, observer)
-        stream_name = stream_name_of(parameters_of(request.parameters()))
-        self.service.start(tensors, sink, request_id=request.request_id(), stream_name=stream_name, observer=observer)
+        origin = origin_of(request, parameters_of(request.parameters()), observer)
+        self.service.start(tensors, self.responses.sink(request, observer), origin)
 
     def finalize(self) -> None:
         self.control_channel.close()

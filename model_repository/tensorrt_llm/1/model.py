@@ -12,15 +12,9 @@ from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.pipeline.abandoned_streams import find_abandoned
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.reply_tensors import TensorReplies
-from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
+from serving.pipeline.triton_adapter import Responses, engine_name, origin_of, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
-from serving.requests.request_parameters import (
-    check_release,
-    is_context_only,
-    parameters_of,
-    stream_name_of,
-    with_scheduling,
-)
+from serving.requests.request_parameters import check_release, is_context_only, parameters_of, with_scheduling
 from serving.telemetry.engine_metrics import EngineMetrics
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_tracer import RequestTracer
@@ -59,11 +53,8 @@ class TritonPythonModel:
         self.service.start(
             with_scheduling(tensors, parameters),
             TensorReplies(self.responses.sink(request, observer)),
-            request_id=request.request_id(),
-            stream_name=stream_name_of(parameters),
+            origin_of(request, parameters, observer),
             is_context_only=is_context_only(parameters),
-            timeout_us=request.timeout(),
-            observer=observer,
         )
 
     def finalize(self) -> None:

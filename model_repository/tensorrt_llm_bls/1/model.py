@@ -4,8 +4,9 @@
 import triton_python_backend_utils as pb_utils
 
 from serving.pipeline.release_routing import ReleaseRouting
-from serving.pipeline.triton_adapter import Responses, release_folder, start_each
+from serving.pipeline.triton_adapter import Responses, origin_of, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
+from serving.requests.request_parameters import parameters_of
 from serving.telemetry.request_tracer import RequestTracer
 
 
@@ -23,14 +24,9 @@ class TritonPythonModel:
 
     def _start(self, request, *, observer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        self.releases.start(
-            tensors,
-            self.responses.sink(request, observer),
-            request_id=request.request_id(),
-            parameters=request.parameters(),
-            timeout_us=request.timeout(),
-            observer=observer,
-        )
+        parameters = parameters_of(request.parameters())
+        origin = origin_of(request, parameters, observer)
+        self.releases.start(tensors, self.responses.sink(request, observer), origin, parameters=parameters)
 
     def finalize(self) -> None:
         self.control_channel.close()

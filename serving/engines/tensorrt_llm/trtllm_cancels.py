@@ -45,18 +45,13 @@ class Cancels:
     def __init__(self) -> None:
         self._open: dict[int, _Cancelled] = {}  # by the request's key
         self._num_over = dict.fromkeys(("confirmed", "waiting", "ran_on", "unconfirmed"), 0)
-        self._is_cache_uncertain = False
+        self.may_hold_blocks = False  # upstream's last word on its KV cache counts, although nothing is to be done
         self._has_warned = False
 
     @property
     def are_work(self) -> bool:
         """Return whether upstream computes, or ends, a cancelled request."""
         return any(cancelled.ending is not Ending.WAITING for cancelled in self._open.values())
-
-    @property
-    def may_hold_blocks(self) -> bool:
-        """Return whether upstream's last word on its KV cache counts, although nothing is to be done."""
-        return self._is_cache_uncertain
 
     def __contains__(self, key: int) -> bool:
         """Return whether blocks of this request may still be in use."""
@@ -107,7 +102,7 @@ class Cancels:
 
     def note_idle(self) -> None:
         """Note that upstream has no request: what was written off is over, too."""
-        self._is_cache_uncertain = False
+        self.may_hold_blocks = False
 
     def stats(self) -> CancelStats:
         """Return the counts of the engine's life."""
@@ -119,7 +114,7 @@ class Cancels:
 
     def _write_off(self, request: RunningRequest, elapsed_s: float) -> None:
         self._over(request.key, "unconfirmed")
-        self._is_cache_uncertain = True
+        self.may_hold_blocks = True
         if not self._has_warned:
             self._has_warned = True
             _log.warning(

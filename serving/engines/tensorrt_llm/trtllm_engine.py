@@ -249,19 +249,16 @@ class TrtLlmEngine(Engine):
         """Return our requests, divided as upstream's last iteration says, and the blocks that it used."""
         num_requests = len(self._requests)
         num_running = min(self._llm.stats.num_scheduled, num_requests)
+        may_hold_blocks = self.has_work or self._cancels.may_hold_blocks
         return EngineStats(
             num_running=num_running,
             num_waiting=num_requests - num_running,
-            num_used_kv_blocks=self._llm.stats.num_used_kv_blocks if self._may_hold_blocks else 0,
+            num_used_kv_blocks=self._llm.stats.num_used_kv_blocks if may_hold_blocks else 0,
             num_kv_blocks=self.info.num_kv_blocks,
             num_steps=self._llm.stats.num_iterations,
             batch=self._llm.stats.batch,
             cancels=self._cancels.stats(),
         )
-
-    @property
-    def _may_hold_blocks(self) -> bool:
-        return self.has_work or self._cancels.may_hold_blocks
 
     def close(self) -> None:
         """End what runs and upstream's processes, which takes NCCL and CUDA tens of seconds with many ranks."""

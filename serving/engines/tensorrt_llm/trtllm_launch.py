@@ -7,37 +7,27 @@ the leader, runs the server and passes on what its LLM asks for; the others wait
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from trireme.base.errors import SpecError
 
-Launcher = Literal["srun", "mpirun"]
 LAUNCH_SCRIPT = "trtllm-llmapi-launch"
 
 
 def render_launch(
-    spec: TrtLlmSpec,
-    command: Sequence[str],
-    *,
-    num_nodes: int = 1,
-    launcher: Launcher | None = None,
-    launcher_options: Sequence[str] = (),
+    spec: TrtLlmSpec, command: Sequence[str], *, num_nodes: int, launcher_options: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the command line for a server.
+    """Return the command line with which `mpirun` starts a server over several nodes.
 
     Args:
         spec: its `world_size` is the number of ranks.
         command: the server's own command line.
         num_nodes: machines, each with an equal number of GPUs.
-        launcher: what starts the ranks; None: the LLM itself, on one node.
         launcher_options: options of the launcher, beside ours.
 
     Raises:
-        SpecError: the ranks do not divide into the nodes, or the nodes have no launcher.
+        SpecError: the ranks do not divide into the nodes.
     """
-    if num_nodes > 1 and launcher is None:
-        raise SpecError(f"an engine on {num_nodes} nodes needs a launcher: srun or mpirun", field="launcher")
     if spec.world_size % num_nodes:
         raise SpecError(
             f"the engine's {spec.world_size} ranks do not divide into {num_nodes} nodes; "
@@ -46,21 +36,12 @@ def render_launch(
             value=spec.tp_size,
         )
     ranks_per_node = spec.world_size // num_nodes
-    if num_nodes > 1 and spec.gpus_per_node != ranks_per_node:
+    if spec.gpus_per_node != ranks_per_node:
         raise SpecError(
             f"engine.gpus_per_node ({spec.gpus_per_node}) must be {ranks_per_node}: "
             f"{spec.world_size} ranks on {num_nodes} nodes",
             field="engine.gpus_per_node",
             value=spec.gpus_per_node,
         )
-    if launcher is None:
-        return tuple(command)
-    started = (*_launcher_command(launcher, num_nodes, ranks_per_node), *launcher_options)
-    return (*started, LAUNCH_SCRIPT, *command)
-
-
-def _launcher_command(launcher: Launcher, num_nodes: int, ranks_per_node: int) -> tuple[str, ...]:
-    if launcher == "srun":
-        return ("srun", "-N", str(num_nodes), f"--ntasks-per-node={ranks_per_node}", "--mpi=pmix")
-    num_ranks = str(num_nodes * ranks_per_node)
-    return ("mpirun", "--allow-run-as-root", "-n", num_ranks, "--map-by", f"ppr:{ranks_per_node}:node")
+    ranks = ("-n", str(spec.world_size), "--map-by", f"ppr:{ranks_per_node}:node")
+    return ("mpirun", "--allow-run-as-root", *ranks, *launcher_options, LAUNCH_SCRIPT, *command)

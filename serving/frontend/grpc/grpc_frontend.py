@@ -4,25 +4,33 @@
 import asyncio
 import socket
 import ssl
+import time
+from dataclasses import dataclass, field
 
 from serving.frontend.common.byte_budget import ByteBudget
 from serving.frontend.common.departures import Departures
 from serving.frontend.common.messages import BACKLOG, Setting, Upstream
 from serving.frontend.grpc.grpc_relay import ClientConnection
-from serving.frontend.grpc.relay_state import RelayState
 from trireme.base.errors import Unavailable
 
 
+@dataclass
 class GrpcFrontend:
-    """The connections of one server's gRPC port."""
+    """The connections of one server's gRPC port, and what they share."""
 
-    def __init__(self, departures: Departures, budget: ByteBudget, setting: Setting) -> None:
-        self._state = RelayState(departures, budget, setting.max_request_bytes, setting.max_connections)
+    departures: Departures
+    budget: ByteBudget
+    max_request_bytes: int
+    max_connections: int
+    port: int | None = None  # Triton's port; None: there is no Triton now
+    own_models: frozenset[str] = frozenset()  # models that are told when a client leaves
+    refusal: Unavailable | None = None  # why no request is taken
+    connections: set[ClientConnection] = field(default_factory=set)
 
     async def listen(self, setting: Setting) -> None:
         """Take connections from now on."""
         await asyncio.get_running_loop().create_server(
-            lambda: ClientConnection(self._state),
+            lambda: ClientConnection(self),
             sock=socket.socket(fileno=setting.listeners["grpc"]),
             ssl=_tls(setting),
             backlog=BACKLOG,
@@ -30,20 +38,22 @@ class GrpcFrontend:
 
     async def serve(self, upstream: Upstream | None) -> None:
         """Relay to another Triton from now on. Args: `upstream`: None: there is no Triton now."""
-        self._state.port = None if upstream is None else upstream.grpc_port
-        self._state.own_models = frozenset() if upstream is None else upstream.own_models
+        self.port = None if upstream is None else upstream.grpc_port
+        self.own_models = frozenset() if upstream is None else upstream.own_models
 
     def refuse(self, because: Unavailable) -> None:
         """Refuse every request of a model from now on."""
-        self._state.refusal = because
+        self.refusal = because
 
     def tick(self) -> None:
-        """End connections and streams that take too long."""
-        self._state.tick()
+        """End connections and streams that take too long; called once a second."""
+        now_s = time.monotonic()
+        for connection in list(self.connections):
+            connection.tick(now_s)
 
     async def close(self) -> None:
         """Close every connection."""
-        for connection in list(self._state.connections):
+        for connection in list(self.connections):
             connection.close()
 
 

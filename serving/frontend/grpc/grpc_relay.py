@@ -8,7 +8,7 @@ little more than a read and a write. Flow control, pings and the end of a connec
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -18,10 +18,12 @@ from serving.frontend.grpc.client_streams import ClientStream, ClientStreams
 from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge
 from serving.frontend.grpc.header_blocks import HeaderReader, Headers, header_frames, status_block, without
 from serving.frontend.grpc.http2_frames import Frame, ProtocolError
-from serving.frontend.grpc.relay_state import RelayState
 from serving.frontend.grpc.triton_connection import TritonConnection
 from serving.requests.request_parameters import STREAM_NAME
 from trireme.base.errors import RequestError, Unavailable
+
+if TYPE_CHECKING:
+    from serving.frontend.grpc.grpc_frontend import GrpcFrontend
 
 _INFERENCE = (b"/inference.GRPCInferenceService/ModelInfer", b"/inference.GRPCInferenceService/ModelStreamInfer")
 _OURS = frozenset({STREAM_NAME.encode()})
@@ -36,7 +38,7 @@ _CLOSING_S = 10.0  # for a client to take what it was sent before the end
 class ClientConnection(asyncio.Protocol):
     """A client's side of the relay."""
 
-    def __init__(self, state: RelayState) -> None:
+    def __init__(self, state: "GrpcFrontend") -> None:
         self._state = state
         self._client: Any = None  # asyncio.Transport; the protocol is made before the transport
         self._triton: TritonConnection | None = None

@@ -2,39 +2,18 @@
 """The relay's connection to Triton: whole frames go on to the client as they are."""
 
 import asyncio
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from serving.frontend.grpc import http2_frames as h2
 
-
-class Client(Protocol):
-    """The relay's connection to the client, as Triton's side uses it."""
-
-    max_frame_bytes: int
-
-    def send(self, data: bytes) -> None:
-        """Send whole frames to the client."""
-
-    def close(self) -> None:
-        """Close the client's connection, because Triton has ended its own."""
-
-    def pause_reading(self) -> None:
-        """Have the client wait for Triton."""
-
-    def resume_reading(self) -> None:
-        """Have the client send again."""
-
-    def is_dropped(self, stream_id: int) -> bool:
-        """Return whether Triton's frames of a stream are dropped."""
-
-    def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
-        """Follow a stream by the head of a frame of Triton's."""
+if TYPE_CHECKING:
+    from serving.frontend.grpc.grpc_relay import ClientConnection
 
 
 class TritonConnection(asyncio.Protocol):
     """The relay's connection to Triton."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: "ClientConnection") -> None:
         self._client = client
         self._transport: Any = None
         self._rest = b""

@@ -6,6 +6,7 @@ A test that expects something else of another server asks for the fixture `asked
 
 import fcntl
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from serving.doctor.server_features import ServerFeatures, consequences
@@ -23,7 +24,7 @@ def ask_once(folder: Path) -> ServerFeatures:
     with (folder / "asked_server.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            kept.write_text(json.dumps(ask_server(find_triton()).document()))
+            kept.write_text(json.dumps(asdict(ask_server(find_triton()))))
         return ServerFeatures(**json.loads(kept.read_text()))
 
 

@@ -10,7 +10,7 @@ from observability.rules.alerts import alert_groups
 from observability.rules.objectives import Objectives
 from observability.rules.rule_files import Alert
 from observability.rules.scaling import scaling_records
-from serving.telemetry import request_metrics, step_metrics
+from serving.telemetry import request_metrics
 from serving.telemetry.engine_metrics import EngineMetrics
 from serving.telemetry.request_metrics import RequestMetrics
 
@@ -22,14 +22,8 @@ NAME = re.compile(r"\b(?:trireme|nv_trt_llm|nv_llm)_\w+")
 def families() -> set[str]:
     requests = RequestMetrics(pb_utils.MetricFamily, model="m", version="1")
     engine = EngineMetrics(pb_utils.MetricFamily, model="m", version="1")
-    steps = [
-        *step_metrics._COUNTERS.values(),
-        *step_metrics._COSTS.values(),
-        step_metrics._UP,
-        step_metrics._MAX_NUM_SEQS,
-    ]
-    at_start = {family.name for family in requests._families} | set(engine._families)
-    return at_start | set(request_metrics._LOOKUPS) | {name for name, _ in steps}
+    at_start = {family.name for family in requests._families} | set(engine._metrics._families)
+    return at_start | set(request_metrics._LOOKUPS)
 
 
 def test_the_reference_has_every_metric_and_no_other() -> None:

@@ -49,7 +49,7 @@ class BudgetMachine(RuleBasedStateMachine):
         self.last_key += 1
         wanted = self.reservations | {self.last_key: num_tokens}
         fits = self.would_fit(wanted, self.share[priority] if self.reservations else 1.0)
-        assert self.budget.fits(num_tokens, priority) == fits
+        assert self.budget.room_for(priority).holds(self.budget.needs(1, num_tokens)) == fits
         assert not fits or self.budget.can_ever_fit(num_tokens)
         if fits:
             self.budget.reserve(self.last_key, num_tokens)

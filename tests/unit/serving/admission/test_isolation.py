@@ -103,7 +103,7 @@ def test_alone_in_the_engine_a_request_may_fill_it_though_others_come() -> None:
     budget = KvBudget(num_blocks=16, block_tokens=8, max_num_seqs=1, reserve=reserve)
     for tenant in ("other", "large"):
         reserve.note_arrival(tenant, 0.0)
-    assert budget.fits(128, Priority.BATCH, "large")
+    assert budget.room_for(Priority.BATCH, "large").holds(budget.needs(1, 128))
 
 
 def test_a_tenant_alone_fills_the_engine() -> None:

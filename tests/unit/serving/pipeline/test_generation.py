@@ -27,6 +27,7 @@ from serving.engine_process import engine_client
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.seam.base import EngineStats, FinishReason, GenerationRequest
 from serving.pipeline.generation import GenerationService
+from serving.pipeline.request_origin import RequestOrigin
 from serving.pipeline.running_request import Reply
 from serving.requests.stream_state import StreamCheck, StreamContext, StreamState, new_stream_key, pack
 from serving.telemetry.request_metrics import RequestMetrics
@@ -67,7 +68,7 @@ class Bench:
 
     def start_into(self, sink: RecordingSink, request_id: str = "", **tensors: object) -> RecordingSink:
         """Send a request with a sink of the test's own."""
-        self.service.start(request(**tensors), sink, request_id=request_id)
+        self.service.start(request(**tensors), sink, RequestOrigin(request_id))
         return sink
 
     def start_endless(self, request_id: str = "", **tensors: object) -> RecordingSink:
@@ -655,7 +656,7 @@ def storm(bench: Bench, *, num_requests: int, seed: int, num_kills: int) -> None
             if fate < 0.15:
                 sink.is_abandoned = True
             elif fate < 0.3:
-                bench.service.start(request(stop=True), RecordingSink(), request_id=name)
+                bench.service.start(request(stop=True), RecordingSink(), RequestOrigin(name))
             if mine.random() < 0.1:
                 time.sleep(mine.random() * 0.01)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serving.pipeline.lazy_pipeline import LazyPipeline
+from serving.pipeline.request_origin import RequestOrigin
 from serving.process.server_log import JsonLines
 from trireme.base.errors import ServingError
 
@@ -20,7 +21,7 @@ class Quoting:
 
     num_running = 0
 
-    def start(self, tensors: Any, _: Any, **__: object) -> None:
+    def start(self, tensors: Any, _: Any, __: object) -> None:
         raise ValueError(f"cannot encode {tensors['text_input']!r}")
 
     def close(self) -> None:
@@ -47,7 +48,7 @@ def test_what_goes_wrong_with_a_request_that_waited_is_logged_without_its_prompt
     pipeline = LazyPipeline(load, give_up=lambda: None)
     asked: Any = {"text_input": PROMPT}
     to: Any = sink
-    pipeline.start(asked, to, request_id="r1")
+    pipeline.start(asked, to, RequestOrigin("r1"))
     is_asked.set()
     pipeline.close()
     assert [error.code for error in sink.errors] == ["INTERNAL"]

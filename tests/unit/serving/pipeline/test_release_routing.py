@@ -16,6 +16,7 @@ from text_bench import Owner, ask, wait_until
 
 from serving.pipeline.release_routing import ReleaseRouting
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from serving.requests.request_parameters import parameters_of
 from trireme.base.errors import RequestError, ServerError, SpecError, Unavailable
 
 pytestmark = pytest.mark.slow
@@ -47,14 +48,14 @@ def text(releases: ReleaseRouting, parameters: str = "") -> str:
 
 
 def send(releases: ReleaseRouting, parameters: str = "", **tensors: object) -> RecordingTensorSink:
-    return ask(functools.partial(releases.start, parameters=parameters), **tensors)
+    return ask(functools.partial(releases.start, parameters=parameters_of(parameters)), **tensors)
 
 
 def test_a_request_gets_the_engine_of_the_release_it_names_and_of_its_own_by_default(
     releases: ReleaseRouting, owners: dict[int, Owner]
 ) -> None:
     second = ReleaseRouting(owners[2].bls_folder, pb_utils.MetricFamily)
-    expected = {1: "".join(ask(releases.start).texts()), 2: "".join(ask(second.start).texts())}
+    expected = {1: text(releases), 2: text(second)}
     second.close()
     assert expected[1] != expected[2]
     assert text(releases, '{"release": 1}') == text(releases) == expected[1]

@@ -15,6 +15,7 @@ from simulated_release import DEMO_ENGINE
 from text_bench import Owner, ask, wait_until
 
 from serving.engine_process.engine_sources import SharedEngine
+from serving.pipeline.request_origin import RequestOrigin
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.requests.tensor_sink import Tensors
@@ -113,7 +114,7 @@ def test_a_stop_request_at_the_owner_ends_the_guests_request_of_that_id(owner: O
     other = ask(delta.start, "b", **(asked | {"max_tokens": 60}))
     wait_until(lambda: bool(named.responses and other.responses))
     stop = {"input_ids": np.array([[1]]), "stop": np.array([[True]])}
-    owner.service.start(stop, RecordingSink(), request_id="a")
+    owner.service.start(stop, RecordingSink(), RequestOrigin("a"))
     assert named.texts()[0]
     assert named.responses[-1]["finish_reason"].item() == b"cancelled"
     other.texts()

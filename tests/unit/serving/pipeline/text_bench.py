@@ -14,6 +14,7 @@ from simulated_release import write_release
 from ensemble_configs.render.release_file import load_release
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.pipeline.generation import GenerationService
+from serving.pipeline.request_origin import RequestOrigin
 from serving.telemetry.request_metrics import RequestMetrics
 
 
@@ -42,7 +43,7 @@ def _question(more: dict[str, object]) -> dict[str, npt.NDArray[np.generic]]:
 def ask(start: Callable[..., None], request_id: str = "", /, **tensors: object) -> RecordingTensorSink:
     """Send a request by a pipeline's `start`, or by a `functools.partial` of it with more arguments."""
     sink = RecordingTensorSink()
-    start(_question(tensors), sink, request_id=request_id)
+    start(_question(tensors), sink, RequestOrigin(request_id))
     return sink
 
 

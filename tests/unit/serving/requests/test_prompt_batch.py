@@ -21,6 +21,7 @@ from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.seam.base import TokenChunk
 from serving.engines.seam.clock import VirtualClock
 from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.pipeline.request_sequences import RequestSequences
 from serving.pipeline.response_coalescing import ResponseCoalescer
 from serving.pipeline.running_request import ReplySink
@@ -29,7 +30,6 @@ from serving.requests.prompt_batch import Row, engine_rows, for_each_row, rows_o
 from serving.requests.stream_state import KEYS_PER_REQUEST
 from serving.requests.tensor_sink import Tensors
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import TextDecoder
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError
@@ -139,22 +139,12 @@ class AnyOrderService:
         self.rng = random.Random(0)
 
     def start(
-        self,
-        tensors: Tensors,
-        sink: ReplySink,
-        *,
-        request_id: str = "",
-        stream_name: str = "",
-        timeout_us: int = 0,
-        observer: RequestObserver = UNTRACED,
-        was_taken: bool = False,
+        self, tensors: Tensors, sink: ReplySink, origin: RequestOrigin = NO_ORIGIN, *, was_taken: bool = False
     ) -> None:
         assert not was_taken
-        assert not stream_name
-        assert not timeout_us
-        assert observer is UNTRACED
+        assert origin == NO_ORIGIN
         prompts = self._asked.prompts(tensors)
-        sequences, _ = self._asked.sequences(prompts, sink, request_id, on_failure=lambda _: None)
+        sequences, _ = self._asked.sequences(prompts, sink, origin, on_failure=lambda _: None)
         running = {request.key: one for request, one in sequences}
         made: dict[int, list[TokenChunk]] = {key: [] for key in running}
         for request, _ in sequences:

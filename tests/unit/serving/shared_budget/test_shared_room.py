@@ -19,7 +19,7 @@ from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.shared_budget.shared_ledger import SharedLedger
-from serving.shared_budget.shared_room import LedgerRoom
+from serving.shared_budget.shared_room import SharedRoom
 from trireme.base.errors import RequestError, Unavailable
 
 BLOCK_TOKENS = 8
@@ -50,7 +50,7 @@ class Sharing:
         counts = {resource.name: resource.count for resource in spec.resources}
         ledger = SharedLedger(self.path, member=name, weight=weight, counts=counts, monotonic_s=self.clock.now_s)
         inner = SimulatedEngine(small_engine(**engine), self.clock)
-        room = LedgerRoom(ledger, spec, self.clock, block_tokens=BLOCK_TOKENS)
+        room = SharedRoom(ledger, spec, self.clock, block_tokens=BLOCK_TOKENS)
         admission = AdmissionSpec.model_validate({"budget": budget or {}})
         self.ledgers[name], self.running[name] = ledger, inner
         self.engines[name] = AdmittingEngine(inner, admission, SloSpec(), self.clock, shared=room)

@@ -38,14 +38,13 @@ def metrics() -> EngineMetrics:
 
 def shown(metrics: EngineMetrics) -> dict[str, float]:
     """Return the values by the label that tells the gauges of a family apart."""
-    families: dict[str, pb_utils.MetricFamily] = metrics._families
+    families: dict[str, pb_utils.MetricFamily] = metrics._metrics._families
     found = {}
     for family in families.values():
         for metric in family.metrics:
             labels = dict(metric.labels)
             assert labels.pop("version") == "3"
-            if labels.pop("model") == "tensorrt_llm_draft":
-                labels = {"draft": ""} | labels
+            assert labels.pop("model") == "tensorrt_llm"
             found["/".join([family.name, *(part for item in labels.items() for part in item)])] = metric.value()
     return found
 
@@ -67,6 +66,7 @@ def test_names_and_labels_are_those_of_tensorrt_llms_backend(clock: Clock, metri
         "trireme_requests_running": 3,
         "trireme_requests_waiting": 2,
         "trireme_kv_cache_usage_fraction": 0.7,
+        "trireme_engine_up": 1,
     }
 
 

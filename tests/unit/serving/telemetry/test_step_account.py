@@ -22,6 +22,7 @@ from serving.engines.seam.base import (
 from serving.engines.seam.clock import VirtualClock, WallClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.telemetry import step_metrics
+from serving.telemetry.shown_metrics import ShownMetrics
 from serving.telemetry.step_account import AccountedEngine
 from serving.telemetry.step_metrics import StepMetrics
 
@@ -219,11 +220,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def metrics() -> StepMetrics:
-    return StepMetrics(pb_utils.MetricFamily, {"model": "tensorrt_llm", "version": "2"})
+    labels = {"model": "tensorrt_llm", "version": "2"}
+    gauges, counters = step_metrics.GAUGES, step_metrics.COUNTERS
+    return StepMetrics(ShownMetrics(pb_utils.MetricFamily, labels, gauges=gauges, counters=counters))
 
 
 def shown(metrics: StepMetrics) -> dict[str, float]:
-    families: list[pb_utils.MetricFamily] = metrics._families
+    families: list[pb_utils.MetricFamily] = [*metrics._metrics._families.values()]
     assert all(dict(m.labels) == {"model": "tensorrt_llm", "version": "2"} for f in families for m in f.metrics)
     return {family.name.removeprefix("trireme_engine_"): m.value() for family in families for m in family.metrics}
 

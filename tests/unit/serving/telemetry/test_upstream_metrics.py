@@ -37,7 +37,7 @@ def labels_of(family: str) -> set[str]:
 
 def shown(metrics: EngineMetrics) -> Shown:
     found: Shown = {}
-    for family in metrics._families.values():
+    for family in metrics._metrics._families.values():
         for metric in family.metrics if family.name in UPSTREAM else ():
             assert metric.labels["model"] == "tensorrt_llm"
             found[family.name, metric.labels[UPSTREAM[family.name]["label"]]] = metric.value()

@@ -16,7 +16,7 @@ from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, T
 from serving.engines.providers import create_engine
 from serving.engines.seam.clock import VirtualClock
 from serving.engines.seam.model_folder import load_model_folder
-from serving.engines.tensorrt_llm.compiled_engine import refuse_versions_without_engines
+from serving.engines.tensorrt_llm.trtllm_loading import refuse_versions_without_engines
 from trireme.base.errors import SpecError
 
 

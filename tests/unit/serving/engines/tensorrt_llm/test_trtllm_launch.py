@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from serving.engines.tensorrt_llm.trtllm_launch import Launcher, render_launch
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
+from serving.engines.tensorrt_llm.trtllm_launch import render_launch
 from trireme.base.errors import SpecError
 
 SERVE = ("trireme", "serve", "--deployment", "big.yaml")
@@ -18,64 +18,27 @@ def pytorch(tp_size: int, pp_size: int = 1, gpus_per_node: int | None = None) ->
     )
 
 
-@pytest.mark.parametrize("tp_size", [1, 8])
-def test_on_one_node_the_server_starts_its_ranks_itself(tp_size: int) -> None:
-    assert render_launch(pytorch(tp_size), SERVE) == SERVE
-
-
-@pytest.mark.parametrize(
-    ("launcher", "expected"),
-    [
-        (
-            "srun",
-            "srun -N 2 --ntasks-per-node=8 --mpi=pmix trtllm-llmapi-launch trireme serve --deployment big.yaml",
-        ),
-        (
-            "mpirun",
-            "mpirun --allow-run-as-root -n 16 --map-by ppr:8:node "
-            "trtllm-llmapi-launch trireme serve --deployment big.yaml",
-        ),
-    ],
-)
-def test_over_two_nodes_a_launcher_starts_all_ranks(launcher: Launcher, expected: str) -> None:
+def test_over_two_nodes_a_launcher_starts_all_ranks() -> None:
     spec = pytorch(8, pp_size=2, gpus_per_node=8)
-    assert " ".join(render_launch(spec, SERVE, num_nodes=2, launcher=launcher)) == expected
-
-
-def test_an_engine_in_leader_mode_has_all_its_ranks_from_the_launcher() -> None:
-    spec = TensorRtEngineSpec(provider="tensorrt", dir=Path("m"), tp_size=2, pp_size=2)
-    command = render_launch(spec, SERVE, launcher="mpirun")
-    assert command == (
-        "mpirun",
-        "--allow-run-as-root",
-        "-n",
-        "4",
-        "--map-by",
-        "ppr:4:node",
-        "trtllm-llmapi-launch",
-        *SERVE,
+    assert " ".join(render_launch(spec, SERVE, num_nodes=2)) == (
+        "mpirun --allow-run-as-root -n 16 --map-by ppr:8:node trtllm-llmapi-launch trireme serve --deployment big.yaml"
     )
 
 
 def test_options_of_the_launcher_stand_before_what_it_starts() -> None:
-    command = render_launch(
-        pytorch(4, gpus_per_node=2), SERVE, num_nodes=2, launcher="mpirun", launcher_options=("--hostfile", "h")
-    )
+    command = render_launch(pytorch(4, gpus_per_node=2), SERVE, num_nodes=2, launcher_options=("--hostfile", "h"))
     assert command[4:] == ("--map-by", "ppr:2:node", "--hostfile", "h", "trtllm-llmapi-launch", *SERVE)
 
 
 @pytest.mark.parametrize(
-    ("spec", "num_nodes", "launcher", "message"),
+    ("spec", "num_nodes", "message"),
     [
-        (pytorch(8, gpus_per_node=4), 2, None, "an engine on 2 nodes needs a launcher: srun or mpirun"),
-        (pytorch(8, gpus_per_node=8), 3, "srun", "8 ranks do not divide into 3 nodes"),
-        (pytorch(8, gpus_per_node=8), 2, "srun", r"engine.gpus_per_node \(8\) must be 4: 8 ranks on 2 nodes"),
-        (pytorch(8), 2, "mpirun", r"engine.gpus_per_node \(None\) must be 4"),
+        (pytorch(8, gpus_per_node=8), 3, "8 ranks do not divide into 3 nodes"),
+        (pytorch(8, gpus_per_node=8), 2, r"engine.gpus_per_node \(8\) must be 4: 8 ranks on 2 nodes"),
+        (pytorch(8), 2, r"engine.gpus_per_node \(None\) must be 4"),
     ],
-    ids=["no launcher", "ranks do not divide", "other nodes", "nodes unknown"],
+    ids=["ranks do not divide", "other nodes", "nodes unknown"],
 )
-def test_a_launch_that_cannot_be_is_refused(
-    spec: PyTorchEngineSpec, num_nodes: int, launcher: Launcher | None, message: str
-) -> None:
+def test_a_launch_that_cannot_be_is_refused(spec: PyTorchEngineSpec, num_nodes: int, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        render_launch(spec, SERVE, num_nodes=num_nodes, launcher=launcher)
+        render_launch(spec, SERVE, num_nodes=num_nodes)

@@ -18,9 +18,9 @@ from serving.frontend.common.byte_budget import ByteBudget
 from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import client_streams, grpc_relay
 from serving.frontend.grpc import http2_frames as h2
+from serving.frontend.grpc.grpc_frontend import GrpcFrontend
 from serving.frontend.grpc.grpc_relay import ClientConnection
 from serving.frontend.grpc.header_blocks import write
-from serving.frontend.grpc.relay_state import RelayState
 from trireme.base.errors import Unavailable
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ class Site:
     """A relay in front of a server."""
 
     triton: Triton
-    state: RelayState
+    state: GrpcFrontend
     port: int
     left: Left
     budget: ByteBudget
@@ -102,7 +102,7 @@ async def at_site(work: Callable[[Site], Awaitable[None]]) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     left, budget = Left(), ByteBudget(8 * MAX_BYTES)
-    state = RelayState(left, budget, MAX_BYTES, 100, port=port, own_models=frozenset({"ensemble"}))
+    state = GrpcFrontend(left, budget, MAX_BYTES, 100, port=port, own_models=frozenset({"ensemble"}))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     relay = await asyncio.get_running_loop().create_server(lambda: ClientConnection(state), sock=listener)

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The origin of a request: what it brings beside its tensors, handed on from step to step."""
+
+from typing import NamedTuple
+
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
+
+
+class RequestOrigin(NamedTuple):
+    """The names of a request, its deadline and its observer."""
+
+    request_id: str = ""  # given by the client; may be empty or used twice
+    stream_name: str = ""  # of the gRPC stream or HTTP request that brought it, in the graph, too; empty: not known
+    timeout_us: int = 0  # Triton's own parameter `timeout`; 0: no deadline
+    observer: RequestObserver = UNTRACED  # the owner of the request's sink reports the end of the request to it
+
+
+NO_ORIGIN = RequestOrigin()
