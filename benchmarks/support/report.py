@@ -6,10 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,6 +19,7 @@ import psutil
 from trireme.base.sample_statistics import Floats, block_bootstrap, bootstrap, interval, percentile
 
 RESULTS = Path(__file__).parents[1] / "results"
+UNCOMMITTED_RESULTS = Path(__file__).parents[2] / "build" / "results"
 _PACKAGES = ("openvino-genai", "tokenizers", "tritonclient", "grpcio", "numpy", "msgspec")
 
 
@@ -63,8 +66,7 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD")
-        + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else ""),
+        "commit": commit(),
         "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -75,16 +77,43 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
     }
 
 
-def result_path(name: str) -> Path:
-    """`results/<name>_<date>.json`, one file a day and benchmark."""
-    return RESULTS / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+def commit() -> str:
+    """Return the commit of this tree, with `-dirty` where a file is not as it says, results apart.
+
+    A tree without a history has "unknown".
+    """
+    changed = _git("status", "--porcelain", "--", ":/", ":(exclude,top)benchmarks/results")
+    return (_git("rev-parse", "HEAD") or "unknown") + ("-dirty" if changed else "")
 
 
-def write_result(name: str, result: dict[str, object], path: Path | None = None) -> Path:
-    """Keep what a benchmark found today; returns where. Args: `path`: there instead."""
-    path = path or result_path(name)
+def is_clean(name: str) -> bool:
+    """Return whether a name that `commit` gave is of a commit, and of nothing beside it."""
+    return re.fullmatch("[0-9a-f]{40}", name) is not None
+
+
+def result_path(name: str, begun_at: str) -> Path:
+    """Return `results/<name>_<date>.json`, one file a day and benchmark.
+
+    What was found by code that no commit holds is nobody else's evidence: it goes to `build/results`.
+
+    Args:
+        begun_at: `commit` before anything was measured.
+    """
+    folder = RESULTS if is_clean(begun_at) and begun_at == commit() else UNCOMMITTED_RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+
+
+def write_result(name: str, result: Mapping[str, Any], path: Path | None = None) -> Path:
+    """Write what a benchmark found today, with the `environment` of now where it names none, and return the path.
+
+    Args:
+        path: the file instead of `result_path`'s.
+    """
+    where: Any = result.get("environment") or environment()
+    path = path or result_path(name, where["commit"])
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps({**result, "environment": where}, indent=1) + "\n")
     return path
 
 
