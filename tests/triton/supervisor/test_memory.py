@@ -65,8 +65,8 @@ async def _leave(url: str, model: str, num_streams: int) -> None:
 def test_a_stream_that_its_client_leaves_costs_the_server_less_than_1_kib(
     start_server: Callable[..., RunningServer], model: str
 ) -> None:
-    # With steps of 1 ms a busy machine's engine outruns the server: responses that nobody will read make rounds that hold
-    # 50 MB more than any before, beside which a leak of 1 KiB a stream is not seen.
+    # With steps of 1 ms a busy machine's engine outruns the server: responses that nobody will read make rounds that
+    # hold 50 MB more than any before, beside which a leak of 1 KiB a stream is not seen.
     server = start_server(engine={"provider": "simulated", "step_ms": 10.0, "num_kv_blocks": 4096})
     memory = []
     for _ in range(5):
