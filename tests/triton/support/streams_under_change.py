@@ -46,6 +46,7 @@ class Streams:
         share: of the requests that go to `ensemble_canary`; may be changed at any time.
         num_answers: by release.
         wrong: answers that are of no release, or that ended in the middle.
+        mixed: those of them whose text no release says, nor, where an error cut it, begins with.
         refused: requests that had a clean refusal before their first text.
     """
 
@@ -62,6 +63,7 @@ class Streams:
         self.share = 0.0
         self.num_answers: Counter[int] = Counter()
         self.wrong: list[str] = []
+        self.mixed: list[str] = []
         self.refused: list[str] = []
         self._url = url
         self._num_streams = num_streams
@@ -97,12 +99,15 @@ class Streams:
                     text += chunk.text
             except ServingError as exc:
                 (self.wrong if text else self.refused).append(f"{exc} after {text!r}")
+                if not any(said[prompt].startswith(text) for said in self.by_release.values()):
+                    self.mixed.append(f"{prompt!r} -> {text!r}")
                 await asyncio.sleep(0.1)
                 continue
             of = [release for release, said in self.by_release.items() if said[prompt] == text]
             self.num_answers.update(of)
             if not of:
                 self.wrong.append(f"{prompt!r} -> {text!r}")
+                self.mixed.append(self.wrong[-1])
 
     def wait_for(self, release: int, count: int, timeout_s: float = 30.0) -> None:
         """Wait until so many more answers of a release have come."""
