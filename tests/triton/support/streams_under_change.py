@@ -7,7 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 from clients.access import NO_ACCESS, Access
 from clients.rollout.routing.routed_client import RoutedClient
@@ -57,6 +57,7 @@ class Streams:
         *,
         num_streams: int = 32,
         max_tokens: int = MAX_TOKENS,
+        pause_s: float = 0.0,
     ) -> None:
         self.by_release = by_release
         self.max_tokens = max_tokens
@@ -65,6 +66,7 @@ class Streams:
         self.wrong: list[str] = []
         self.mixed: list[str] = []
         self.refused: list[str] = []
+        self._pause_s = pause_s
         self._url = url
         self._num_streams = num_streams
         self._is_done = threading.Event()
@@ -103,6 +105,7 @@ class Streams:
                     self.mixed.append(f"{prompt!r} -> {text!r}")
                 await asyncio.sleep(0.1)
                 continue
+            await asyncio.sleep(rng.expovariate(1 / self._pause_s) if self._pause_s else 0)
             of = [release for release, said in self.by_release.items() if said[prompt] == text]
             self.num_answers.update(of)
             if not of:
@@ -132,7 +135,7 @@ class RoutedLoad(Streams):
         by_release: Mapping[int, Mapping[str, str]],
         *,
         access: Access = NO_ACCESS,
-        **how_many: int,
+        **how_many: Any,
     ) -> None:
         super().__init__(url, by_release, **how_many)
         self._split_url = split_url
