@@ -75,9 +75,9 @@ def result_of(reports: Sequence[Path]) -> dict[str, Any]:
                 servers[value.partition(" (")[0]] += 1  # without its path here
     return {
         "tests": dict(ends),
-        **by_end,
-        "missed_goals": [goal["goal"] for goal in goals if not goal["is_met"]],
-        "goals": goals,
+        **{end: sorted(names) for end, names in by_end.items()},  # side by side they end in any order
+        "missed_goals": sorted(goal["goal"] for goal in goals if not goal["is_met"]),
+        "goals": sorted(goals, key=lambda goal: str(goal["goal"])),
         "figures": figures,
         "servers": dict(servers),
     }
