@@ -6,11 +6,11 @@ RUN = .venv/bin/python -m
 # Files of tests side by side, those without a server first: four, for most of these wait for something most of the time. With servers
 # two keep two cores busy; with four a run took 15 minutes and not 17, and tests that measure fell. 5: ARGS leaves none of a kind.
 # No worker that is lost is replaced: pytest-xdist 3.8 would hand files out again that are done, and wait for ever.
-SUITE = $(RUN) pytest --durations 25 --durations-min 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+OPTIONS = --durations 25 --durations-min 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SUITE = $(RUN) pytest $(OPTIONS)
 UNIT = $(SUITE) -n 2 tests/unit -m "not soak and not gpu and not slow"
 WITHOUT_SERVER = $(SUITE) -n 4 tests/unit -m "not soak and not gpu"
 TRITON = $(SUITE) -n 2 tests/triton -m "not soak and not gpu"
-SOAK = $(SUITE) --timeout 7200 -o faulthandler_timeout=0
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
@@ -42,10 +42,9 @@ triton-test: setup ## Only the tests on the real Triton
 	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh gpu-image-wheels
 	$(TRITON) $(ARGS)
 
-soak: setup bench-tools aisimulate ## The full counts of the long checks: side by side, then those that measure, alone
+soak: setup bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)
 	@$(SETUP) --only build-cpu openmpi openssh
-	@status=0; $(SOAK) -n 2 -m "soak and not quiet" $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	$(SOAK) -n 0 -m "soak and quiet" $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
+	$(RUN) benchmarks.soak $(OPTIONS) --timeout 7200 -o faulthandler_timeout=0 -- $(ARGS)
 
 lint: setup ## ruff, mypy strict, and which room may use which, over everything
 	$(RUN) ruff check .

@@ -8,7 +8,6 @@ of committed records again.
 """
 
 import asyncio
-import datetime
 import heapq
 import random
 import statistics
@@ -23,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.overload import ADMISSION, Load, alone, ask, deployment, measured_header, write_records
 from benchmarks.overload_figures import Header, Record, p99, read_records
-from benchmarks.support.report import RESULTS
+from benchmarks.support.report import result_path
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest
@@ -118,8 +117,8 @@ def main(
     figures: Annotated[Path | None, typer.Option(help="Records to compute the figures of, and nothing else.")] = None,
 ) -> None:
     """Measure, write the records, and print what follows from them."""
-    path = figures or RESULTS / f"isolation_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.jsonl.gz"
-    if figures is None:
+    path = figures
+    if path is None:
         load = Load(PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer), seed)
         header = measured_header(load, seed)
         measured: list[Record] = []
@@ -128,6 +127,7 @@ def main(
             with ThroughEnsemble(deployment(admission=ADMISSION, slo=header.slo())) as server:
                 asyncio.run(alone(server.url, load, 5))
                 measured += asyncio.run(run(server.url, load, streams, kind))
+        path = result_path("isolation", str(header.environment["commit"])).with_suffix(".jsonl.gz")
         write_records(path, header, measured)
     header, records = read_records(path)
     found = figures_of(header, records)

@@ -8,7 +8,6 @@ a request has alone; the capacity is the closed loop's of the same run. The reco
 """
 
 import asyncio
-import datetime
 import gzip
 import random
 import statistics
@@ -21,7 +20,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.overload_figures import Header, Record, write_figures
-from benchmarks.support.report import RESULTS, environment
+from benchmarks.support.report import environment, result_path
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
 from clients.load.arrivals import SHAPES, arrivals_s
@@ -182,7 +181,7 @@ def main(
     capacity_per_s = header.capacity_per_s
     kinds = {"none": deployment(), "admission": deployment(admission=ADMISSION, slo=header.slo())}
     counts = {"none": premium_without, "admission": premium}
-    path = RESULTS / f"overload_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.jsonl.gz"
+    path = result_path("overload", str(header.environment["commit"])).with_suffix(".jsonl.gz")
     records: list[Record] = []
     for shape in shapes.split(","):
         for factor in LOADS:

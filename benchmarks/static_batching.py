@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.support.report import environment, median_with_interval, result_path, write_result
+from benchmarks.support.report import environment, median_with_interval, write_result
 from clients.load.load_plan import draw
 from clients.load.workload_spec import Lengths
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
@@ -178,7 +178,7 @@ def main(
     name = f"static_batching_{spec.name}"
     if is_kept:
         path = write_result(name, result, out)
-        _draw(rows, path.with_suffix(".png") if out else result_path(name).with_suffix(".png"))
+        _draw(rows, path.with_suffix(".png"))
         typer.echo(f"written to {path}", err=True)
 
 

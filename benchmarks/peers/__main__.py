@@ -15,7 +15,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.rounds import Plan, measure
 from benchmarks.peers.shown import described, draw, rows, table, wide_console
 from benchmarks.peers.vllm_cpu import VllmCpu
-from benchmarks.support.report import environment, result_path, write_result
+from benchmarks.support.report import environment, write_result
 from trireme.base.errors import ServingError
 
 _OURS: tuple[Peer, ...] = (Ensemble(8), Ensemble(16))
@@ -81,7 +81,7 @@ def main(
                     for ours in _OURS
                 }
                 measures = {"tokens_per_s": "output tokens/s", "ttft_p50_ms": "TTFT p50, ms"}
-                draw(found, panels, measures, (out or result_path(_NAME)).with_suffix(".png"))
+                draw(found, panels, measures, path.with_suffix(".png"))
                 typer.echo(f"written to {path}", err=True)
     except ServingError as exc:
         typer.echo(f"peers: {exc.message}", err=True)

@@ -20,7 +20,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.rounds import Plan, measure
 from benchmarks.peers.shown import cells, described, draw, rows, wide_console
 from benchmarks.peers.simulated import SimulatedEnsemble
-from benchmarks.support.report import environment, result_path, write_result
+from benchmarks.support.report import environment, write_result
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from trireme.base.errors import ServingError
@@ -84,8 +84,9 @@ def main(
         "environment": where,
     }
     if is_kept:
-        typer.echo(f"written to {write_result(_NAME, result, out)}", err=True)
-        _draw(found, (out or result_path(_NAME)).with_suffix(".png"))
+        path = write_result(_NAME, result, out)
+        typer.echo(f"written to {path}", err=True)
+        _draw(found, path.with_suffix(".png"))
     if is_json:
         typer.echo(msgspec.json.encode(result).decode())
     else:

@@ -3,17 +3,20 @@
 
 import datetime
 import json
+import re
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from clients.load_run import run_folder
-from trireme.base.provenance import commit
+from trireme.base import provenance
 from trireme.base.sample_statistics import Floats, block_bootstrap, bootstrap, interval, percentile
 
 RESULTS = Path(__file__).parents[1] / "results"
+UNCOMMITTED_RESULTS = Path(__file__).parents[2] / "build" / "results"
 
 
 def median_with_interval(values: Sequence[float]) -> dict[str, float]:
@@ -59,22 +62,45 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
     """
     return {
         "date": run_folder.now(),
-        "commit": commit() or "",
+        "commit": commit(),
         **run_folder.environment(),
         "triton": None if triton_http is None else triton_version(triton_http),
     }
 
 
-def result_path(name: str) -> Path:
-    """`results/<name>_<date>.json`, one file a day and benchmark."""
-    return RESULTS / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+def commit() -> str:
+    """Return the commit of this tree, with `-dirty` where a file is not as it says; "unknown" without a history."""
+    return provenance.commit() or "unknown"
 
 
-def write_result(name: str, result: dict[str, object], path: Path | None = None) -> Path:
-    """Keep what a benchmark found today; returns where. Args: `path`: there instead."""
-    path = path or result_path(name)
+def is_clean(name: str) -> bool:
+    """Return whether a name that `commit` gave is of a commit, and of nothing beside it."""
+    return re.fullmatch("[0-9a-f]{40}", name) is not None
+
+
+def result_path(name: str, begun_at: str) -> Path:
+    """Return `results/<name>_<date>.json`, one file a day and benchmark.
+
+    What was found by code that no commit holds is nobody else's evidence: it goes to `build/results`.
+
+    Args:
+        begun_at: `commit` before anything was measured.
+    """
+    folder = RESULTS if is_clean(begun_at) and begun_at == commit() else UNCOMMITTED_RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+
+
+def write_result(name: str, result: Mapping[str, Any], path: Path | None = None) -> Path:
+    """Write what a benchmark found today, with the `environment` of now where it names none, and return the path.
+
+    Args:
+        path: the file instead of `result_path`'s.
+    """
+    where: Any = result.get("environment") or environment()
+    path = path or result_path(name, where["commit"])
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps({**result, "environment": where}, indent=1) + "\n")
     return path
 
 

@@ -10,7 +10,7 @@ from typer import Context
 from typer._click import Command  # typer 0.29 brings click as its own, and has no public name for it
 from typer.core import TyperGroup
 
-from documents.cells import cell
+from documents.reference.cells import cell
 from trireme.base.text_tables import markdown_table
 from trireme.commands import COMMANDS, command_app
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from documents.cells import cell
+from documents.reference.cells import cell
 from ensemble_configs.spec.deployment import DeploymentSpec
 from trireme.base.text_tables import markdown_table
 

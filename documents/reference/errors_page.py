@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from documents.cells import cell
+from documents.reference.cells import cell
 from serving.frontend.http.http_answers import answer_to
 from trireme.base import errors
 from trireme.base.errors import ServingError

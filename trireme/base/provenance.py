@@ -9,9 +9,12 @@ from trireme.base.project_files import CODE_ROOT
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout, "-dirty" where a file of it was changed; None: there is no checkout."""
+    """Return the commit of the checkout, "-dirty" where a file is not as the commit says, benchmarks' results apart.
+
+    None: there is no checkout.
+    """
     try:
-        changed = _git("status", "--porcelain", "--untracked-files=no")
+        changed = _git("status", "--porcelain", "--", ":/", ":(exclude,top)benchmarks/results")
         return _git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None  # installed without its repository

@@ -88,10 +88,10 @@ def test_an_open_loop_of_a_workload_file(server: RunningServer, tmp_path: Path) 
 
 
 def test_the_capacity_of_an_engine_whose_capacity_is_known(server: RunningServer, tmp_path: Path) -> None:
-    # 16 at a time, 40 steps of 10 ms each: at most 40 requests a second.
-    args = ["--slo", "ttft_p95=400", "--isl", 8, "--osl", 40, "--start", 20, "--trial", 1.5, "--precision", 0.9]
+    # 16 at a time, 40 steps of 10 ms each: at most 40 requests a second, a little less as a step grows with its batch.
+    args = ["--slo", "ttft_p95=400", "--isl", 8, "--osl", 40, "--start", 20, "--trial", 2, "--precision", 0.3]
     found = json.loads(bench("capacity", *args, *where(server), "--without-users", "--out", tmp_path / "c"))
-    assert 5 <= found["rate_per_s"] <= 60
+    assert 25 <= found["rate_per_s"] <= 48  # 40 in most runs; a queue that 47 make is short after two seconds
     assert [each["factor"] for each in found["degradation"]] == [1, 2, 3]
     assert max(each["over_peak"] for each in found["degradation"]) == 1
     assert all(each["num_requests"] for each in found["degradation"])

@@ -54,7 +54,7 @@ def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_k
     seconds = wait_idle(slow, 5)
     client.wait()
     client.stdout.close()
-    # The promise is 250 ms; `make soak` holds 200 clients to it and writes down what they saw.
+    # The goal is 90 ms at the 99th percentile; `make soak` holds 200 clients to it and writes down what they saw.
     assert seconds < 1.0
 
 
@@ -87,15 +87,21 @@ def test_a_client_of_generate_stream_that_leaves_stops_its_generation(slow: Runn
     wait_idle(slow, 5)
 
 
-def assert_kills_leave_nothing(server: RunningServer, *, num_clients: int, seed: int) -> None:
-    """Kill clients of 20 connections each while they stream and wait; check that nothing of them is left."""
-    rng = random.Random(seed)
+def assert_kills_leave_nothing(server: RunningServer, *, num_clients: int, seed: int) -> int:
+    """Kill clients of 20 connections each while they stream and wait; check that nothing of them is left.
+
+    Return the number of connections.
+    """
+    rng, num_connections = random.Random(seed), 0
     for _ in range(num_clients):
-        client = start_client(server.url, rng.choices(["tensorrt_llm", *DIRECT], k=20), num_running=rng.randrange(1, 9))
+        models = rng.choices(["tensorrt_llm", *DIRECT], k=20)
+        client = start_client(server.url, models, num_running=rng.randrange(1, 9))
+        num_connections += len(models)
         client.kill()
         client.communicate()
     wait_until(lambda: server.num_streams() == 0, 20)
     wait_idle(server, 5)
+    return num_connections
 
 
 def test_connections_that_are_killed_leave_no_state_in_any_model(start_server: StartServer) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_site import HARD, HARD_TOKENS, PATIENCE_S, Site, Texts, serving
+from rollout_site import DEFAULT_GATE, GATE, HARD, HARD_TOKENS, PATIENCE_S, STEPS, WIDE_OPEN, Site, Texts, serving
 from streams_under_change import PROMPTS, RoutedLoad, request
 
 from benchmarks.support.report import environment, ratio_of_quantiles, write_result
@@ -27,32 +27,36 @@ pytestmark = [pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(1800)]
 
 WINDOW_S = 8.0
 NUM_WINDOWS = 24
-FOUND: dict[str, Any] = {"benchmark": "rollouts", "rollouts": []}
+FOUND: dict[str, Any] = {"benchmark": "rollouts", "gates": {WIDE_OPEN: GATE, DEFAULT_GATE: {}}, "rollouts": []}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def result() -> Iterator[None]:
     """Write the result once all tests have passed."""
+    where = environment()
     yield
-    assert len(FOUND["rollouts"]) == 5, "figures of a part are no result"
-    write_result("rollouts", {**FOUND, "environment": environment()})
+    assert len(FOUND["rollouts"]) == 7, "figures of a part are no result"
+    write_result("rollouts", {**FOUND, "environment": where})
 
 
 def streams(site: Site, by_release: Texts) -> RoutedLoad:
     return RoutedLoad(site.server.url, site.split_url, by_release, max_tokens=HARD_TOKENS)
 
 
-def run_out(running: subprocess.Popen[str], load: RoutedLoad, *, code: int = 0) -> None:
+def run_out(running: subprocess.Popen[str], load: RoutedLoad, *, code: int = 0) -> str:
+    """Return what a rollout said until its end, which is the one that is due."""
     text, _ = running.communicate(timeout=PATIENCE_S * 5)
     assert running.returncode == code, text
     time.sleep(2)  # whoever comes after it must be served, too
     assert load.wrong == []
+    return text
 
 
-def note(name: str, load: RoutedLoad, begun_s: float) -> None:
+def note(name: str, load: RoutedLoad, begun_s: float, *, gate: str = WIDE_OPEN) -> None:
     FOUND["rollouts"].append(
         {
             "name": name,
+            "gate": gate,
             "seconds": round(time.monotonic() - begun_s, 1),
             "answers": {str(release): count for release, count in sorted(load.num_answers.items())},
             "failed_cut_or_mixed": len(load.wrong),
@@ -71,6 +75,40 @@ def test_a_canary_from_1_to_100_percent(hard_site: Site, hard_texts: Texts) -> N
             time.sleep(0.5)
         run_out(running, load)
     note("canary, 1, 5, 25, 50, 100 %", load, begun_s)
+
+
+@pytest.fixture
+def slow_site(tmp_path: Path) -> Iterator[Site]:
+    """Yield a server whose steps take 50 ms, beside which what a busy machine adds to an arm is little.
+
+    With 20 ms and all that two cores can do, the default gate had no verdict on two alike after 35,000 requests.
+    """
+    with serving(tmp_path, step_ms=50.0) as server:
+        yield Site(server)
+
+
+@pytest.mark.parametrize(
+    ("engine", "phase", "reason"),
+    [
+        ({"seed": 2}, "promoted", "no metric is worse by its effect size"),
+        ({"seed": 2, "step_ms": 55.0}, "rolled_back", "TPOT"),
+    ],
+    ids=["as good", "a tenth slower"],
+)
+def test_the_default_gate(slow_site: Site, texts: Texts, engine: dict[str, Any], phase: str, reason: str) -> None:
+    by_release = {1: texts[1], 2: texts[2]}
+    begun_s = time.monotonic()
+    # Without pauses they would fall into step with the engine, and TTFT would be that of the step in which they did.
+    with RoutedLoad(slow_site.server.url, slow_site.split_url, by_release, pause_s=0.5) as load:
+        running = slow_site.start_with_default_gate(slow_site.candidate(**engine))
+        text = run_out(running, load, code=0 if phase == "promoted" else 1)
+    found = slow_site.status()
+    assert (found["phase"], found["plan"]["gate"]) == (phase, {})
+    assert reason in text
+    assert load.refused == []
+    assert slow_site.served()["release"] == (2 if phase == "promoted" else 1)
+    what = "one as good, promoted" if phase == "promoted" else "one with TPOT 10 % longer, rolled back"
+    note(f"canary, {STEPS.replace(',', ', ')} %: {what}", load, begun_s, gate=DEFAULT_GATE)
 
 
 def test_a_rollback_in_the_middle(hard_site: Site, hard_texts: Texts) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rollout_site import DEMO_MODEL, HARD_TOKENS, PATIENCE_S, Site, Texts
+from rollout_site import DEMO_MODEL, GATE, HARD_TOKENS, PATIENCE_S, WIDE_OPEN, Site, Texts, said_by_engine
 from running_server import RunningServer, deployment_text
 from streams_under_change import RoutedLoad, answers
 
@@ -76,6 +76,24 @@ def test_a_bad_release_is_rolled_back_with_a_reason(
     assert all("engine" in one or "UNAVAILABLE" in one for one in [*load.wrong, *load.refused]), load.wrong
 
 
+def test_the_default_gate_rolls_back_a_release_whose_answers_loop(shared_site: Site) -> None:
+    max_tokens = 80  # a loop is six times the same
+    by_release = {1: said_by_engine(1, max_tokens=max_tokens), 2: said_by_engine(1, max_tokens=max_tokens, mode="echo")}
+    stable_pid = shared_site.served()["engine_pids"]["1"]
+    with RoutedLoad(
+        shared_site.server.url, shared_site.split_url, by_release, num_streams=16, max_tokens=max_tokens
+    ) as load:
+        text = shared_site.end_of(shared_site.start_with_default_gate(shared_site.candidate(mode="echo")))
+    found = shared_site.status()
+    assert found["phase"] == "rolled_back", text
+    assert "loop" in found["reason"]
+    assert found["plan"]["gate"] == {}, "the default settings, none changed"
+    assert load.num_answers[2] > 0
+    assert (load.wrong, load.refused) == ([], [])
+    served = shared_site.served()
+    assert (served["release"], served["canary"], served["engine_pids"]) == (1, None, {"1": stable_pid})
+
+
 def test_a_corrupt_engine_is_rolled_back_and_the_real_model_serves_on(tmp_path: Path) -> None:
     corrupt = tmp_path / "corrupt"
     shutil.copytree(DEMO_MODEL, corrupt)
@@ -103,74 +121,88 @@ def one_release_serves_all(site: Site) -> None:
     assert served["release"] == found["plan"][stays]
 
 
-def kill_the_rollout(site: Site, kills: int, seed: int, *, engine_seed: int = 2) -> str:
-    """Kill its process at random moments, and go on each time; return what the last said."""
-    rng = random.Random(seed)
+def kill_the_rollout(site: Site, most: int, seed: int, *, engine_seed: int = 2) -> int:
+    """Kill its process at random moments, and go on each time; return the number of kills until it had ended."""
+    rng, kills = random.Random(seed), 0
     running = site.begin(site.candidate(seed=engine_seed))
-    for _ in range(kills):
+    while kills < most:
         time.sleep(rng.uniform(0.0, 6.0))
         if running.poll() is not None:
             break
         running.send_signal(signal.SIGKILL)
         running.communicate()
+        kills += 1
         running = site.go_on()
-    return site.end_of(running)
+    site.end_of(running)
+    return kills
 
 
 def test_killed_at_any_moment_a_rollout_goes_on(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     with RoutedLoad(site.server.url, site.split_url, by_release) as load:
-        text = kill_the_rollout(site, kills=3, seed=1)
+        kills = kill_the_rollout(site, most=3, seed=1)
         time.sleep(1)
-    assert (load.wrong, load.refused) == ([], []), text
+    assert kills == 3
+    assert (load.wrong, load.refused) == ([], [])
     one_release_serves_all(site)
 
 
-def kill_triton(site: Site, kills: int, seed: int, *, engine_seed: int = 2) -> None:
-    """Kill the server at random moments of a rollout."""
-    rng = random.Random(seed)
+def kill_triton(site: Site, most: int, seed: int, *, engine_seed: int = 2) -> int:
+    """Kill the server at random moments of a rollout; return how often it was killed before that ended."""
+    rng, kills = random.Random(seed), 0
     running = site.begin(site.candidate(seed=engine_seed))
-    for _ in range(kills):
+    for _ in range(most):
         time.sleep(rng.uniform(0.0, 8.0))
+        if running.poll() is not None:
+            break
         with contextlib.suppress(ValueError, psutil.NoSuchProcess):  # it is being started again
             victim = site.server.tritonserver()
             victim.kill()
+            kills += 1
             victim.wait(30)  # what is about to die may still say that it is ready
     site.end_of(running)
     deadline_s = time.monotonic() + PATIENCE_S
     while not site.server.is_ready():  # a rollout may have ended before the last kill
         assert time.monotonic() < deadline_s, site.server.log()[-2000:]
         time.sleep(0.1)
+    return kills
 
 
 def test_triton_killed_while_a_rollout_runs(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     # Its streams end with their server.
     with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=8) as load:
-        kill_triton(site, kills=1, seed=3)
+        assert kill_triton(site, most=1, seed=3) == 1
         one_release_serves_all(site)
         load.wait_for(2 if site.status()["phase"] == "promoted" else 1, 16)
+    assert load.mixed == []
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thirty_kills_of_the_rollout_and_ten_of_triton(hard_site: Site, hard_texts: Texts) -> None:
     by_seed = {seed: hard_texts[seed] for seed in (1, 2)}
-    ends: dict[str, Counter[str]] = {"rollout": Counter(), "triton": Counter()}
-    with RoutedLoad(hard_site.server.url, hard_site.split_url, by_seed, max_tokens=HARD_TOKENS) as load:
-        for number in range(10):
-            text = kill_the_rollout(hard_site, kills=3, seed=10 + number, engine_seed=2 - number % 2)
-            one_release_serves_all(hard_site)
-            assert (load.wrong, load.refused) == ([], []), text
-            ends["rollout"][hard_site.status()["phase"]] += 1
-    with RoutedLoad(hard_site.server.url, hard_site.split_url, by_seed, num_streams=8, max_tokens=HARD_TOKENS):
-        for number in range(5):
-            kill_triton(hard_site, kills=2, seed=30 + number, engine_seed=2 - number % 2)
-            one_release_serves_all(hard_site)
-            ends["triton"][hard_site.status()["phase"]] += 1
-    assert answers(hard_site.server.url, "ensemble")
-    kills = [
-        {"what": "the rollout's process, 30 times", "ends": ends["rollout"], "failed": "0"},
-        {"what": "Triton, 10 times", "ends": ends["triton"], "failed": "those that ran on it"},
-    ]
-    write_result("rollout_kills", {"benchmark": "rollout_kills", "kills": kills, "environment": environment()})
+    where, found, serving = environment(), [], 1
+    for what, kill, most, least, num_streams in (
+        ("the rollout's process", kill_the_rollout, 3, 30, 32),
+        ("Triton", kill_triton, 2, 10, 8),
+    ):
+        kills, ends = 0, Counter[str]()
+        urls = hard_site.server.url, hard_site.split_url
+        with RoutedLoad(*urls, by_seed, num_streams=num_streams, max_tokens=HARD_TOKENS) as load:
+            while kills < least:
+                number = ends.total()
+                candidate = 2 - number % 2
+                kills += kill(hard_site, most, 10 + number, engine_seed=candidate)
+                one_release_serves_all(hard_site)
+                phase = hard_site.status()["phase"]
+                ends[phase] += 1
+                serving = candidate if phase == "promoted" else serving
+                load.wait_for(serving, 16)  # not sooner: what was killed last may be on its way back
+                assert load.mixed == []
+        counts = {"answers": load.num_answers.total(), "failed": len(load.wrong), "refused": len(load.refused)}
+        found.append({"what": what, "kills": kills, "ends": ends, **counts, "mixed": len(load.mixed)})
+        assert kill is kill_triton or (load.wrong, load.refused) == ([], [])
+        assert load.num_answers.total() > 500
+    result = {"benchmark": "rollout_kills", "gate": WIDE_OPEN, "gate_settings": GATE, "kills": found}
+    write_result("rollout_kills", {**result, "environment": where})

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The full counts of the long checks (`make soak`); their figures go to benchmarks/results and are committed.
+"""The full counts of the long checks (`make soak`); their figures go into the result of the run.
 
 Every check here has a small, seeded sample of itself among the other tests of this folder.
 """
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 from killed_clients import KILLED_CLIENT, SLOW
@@ -25,31 +24,23 @@ from test_in_flight_batching import answer, ask_alone, request, workload
 from test_shutdown import assert_nothing_left, interrupt_while_streaming
 from waiting import wait_until
 
-from benchmarks.support.report import environment, result_path, write_result
+from benchmarks.soak import Evidence
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from trireme.base.errors import Unavailable
 
 pytestmark = [pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(3600)]
 
 OPENVINO: dict[str, object] = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
-# What tritonserver 2.51 keeps of a request: 60 to 116 bytes measured here, 20 to 30 without any code of ours. Whose the
-# rest is was not found; no process of ours grows with it.
-KEPT_BY_TRITON_BYTES = 160
+# The goals; a miss is written as a miss. tritonserver 2.51 keeps 60 to 116 bytes of a request here, 20 to 30 without
+# any code of ours (whose the rest is was not found). OpenVINO's caches of kernels are not full after 2,000 requests.
+GROWTH, KILLED_CLIENT_MS, CLIENT_THAT_LEAVES_MS = 0.02, 90.0, 250.0
 FAST: dict[str, object] = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
 
 
-@pytest.fixture(scope="module")
-def figures(simulated: RunningServer) -> Iterator[dict[str, object]]:
-    """Yield the figures of this file's checks.
-
-    They are written when all are done, beside what others of them found that day.
-    """
-    where = environment(triton_http=f"127.0.0.1:{simulated.http_port}")
-    found: dict[str, object] = {}
-    yield found
-    earlier = result_path("soak")
-    before = json.loads(earlier.read_text())["figures"] if earlier.exists() else {}
-    write_result("soak", {"benchmark": "soak", "figures": before | found, "environment": where})
+@pytest.fixture
+def evidence(request: pytest.FixtureRequest) -> Evidence:
+    """Return what a test puts its figures into, and holds its goals by."""
+    return Evidence(request.node.user_properties)
 
 
 async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int, model: str) -> None:
@@ -59,7 +50,7 @@ async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chu
 
 
 def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
-    start_server: Callable[..., RunningServer], figures: dict[str, object], model: str
+    start_server: Callable[..., RunningServer], evidence: Evidence, model: str
 ) -> None:
     server = start_server(engine=FAST)
     asked = workload(64)
@@ -74,25 +65,22 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
             results = await asyncio.gather(*(answer(client, one, model) for one in asked), *leaving)
         assert results[:64] == expected
 
-    memory = []
-    for index in range(100):
+    memory, rounds = [], 0
+    while rounds < 100:
         asyncio.run(one_round())
-        if index in {19, 99}:
+        rounds += 1
+        if rounds in {20, 100}:
             memory.append(resident_mib(server))
     wait_until(lambda: server.used_kv_blocks() == 0, 10)
-    figures[f"streams of {model}"] = {
-        "rounds": 100,
-        "complete": 6400,
-        "left_early": 1600,
-        "rss_mib_after_20_and_100_rounds": memory,
-    }
+    figures = {"rounds": rounds, "complete": rounds * 64, "left_early": rounds * 16}
+    evidence.note(f"streams of {model}", {**figures, "rss_mib_after_20_and_100_rounds": memory})
     for name, before in memory[0].items():
         assert memory[1][name] < 1.1 * before, f"{name} grows: {memory}"
 
 
 @pytest.mark.parametrize("provider", ["simulated", "openvino"])
 def test_memory_is_flat_from_request_2000_to_20000(
-    start_server: Callable[..., RunningServer], figures: dict[str, object], provider: str
+    start_server: Callable[..., RunningServer], evidence: Evidence, provider: str
 ) -> None:
     engines: dict[str, dict[str, object]] = {"simulated": FAST, "openvino": OPENVINO}
     server = start_server(engine=engines[provider])
@@ -102,23 +90,19 @@ def test_memory_is_flat_from_request_2000_to_20000(
         load.run(upto - load.outcomes.total())
         wait_until(lambda: server.num_streams() == 0 and server.used_kv_blocks() == 0, 10)
         memory[upto] = resident_mib(server)
-    figures[f"memory on {provider}"] = {
-        "outcomes": load.outcomes,
-        "responses": load.num_responses,
-        "rss_mib_after_requests": memory,
-    }
-    allowed = dict.fromkeys(memory[2_000], 0.0) | {"tritonserver": KEPT_BY_TRITON_BYTES * 18_000 / 2**20}
-    # OpenVINO's caches of kernels are not quite full after 2,000 requests: 2.6 % were measured for its process.
-    limits = {"simulated": 1.02, "openvino": 1.04}
+    found = {"outcomes": load.outcomes, "responses": load.num_responses, "rss_mib_after_requests": memory}
+    evidence.note(f"memory on {provider}", found)
     for name, before in memory[2_000].items():
-        assert memory[20_000][name] < limits[provider] * before + allowed[name], f"{name} grows: {memory}"
+        growth = memory[20_000][name] / before - 1
+        evidence.hold(f"growth of {name} on {provider} from request 2,000 to 20,000", growth, at_most=GROWTH)
+    evidence.end()
 
 
 def test_two_hundred_killed_clients_of_the_engine_step(
-    start_server: Callable[..., RunningServer], figures: dict[str, object]
+    start_server: Callable[..., RunningServer], evidence: Evidence
 ) -> None:
     server = start_server(engine=SLOW)
-    seconds = []
+    milliseconds = []
     for _ in range(200):
         command = [sys.executable, "-c", KILLED_CLIENT, server.url]
         with subprocess.Popen(command, cwd=SUPPORT, stdout=subprocess.PIPE) as client:
@@ -126,16 +110,12 @@ def test_two_hundred_killed_clients_of_the_engine_step(
             assert client.stdout.readline() == b"token\n"
             wait_until(lambda: server.used_kv_blocks() > 0, 5)
             client.kill()
-            seconds.append(wait_until(lambda: server.used_kv_blocks() == 0, 5))
-    milliseconds = sorted(1000 * s for s in seconds)
-    figures["killed_client_kv_free_ms"] = {
-        "clients": 200, "p50": statistics.median(milliseconds), "p99": milliseconds[197], "max": milliseconds[-1],
-    }  # fmt: skip
-    assert milliseconds[197] <= 250
+            milliseconds.append(1000 * wait_until(lambda: server.used_kv_blocks() == 0, 5))
+    hold_kv_free_ms(evidence, "killed client of tensorrt_llm", milliseconds, at_most=KILLED_CLIENT_MS)
 
 
 def test_a_hundred_clients_that_leave(
-    start_server: Callable[..., RunningServer], figures: dict[str, object], model: str
+    start_server: Callable[..., RunningServer], evidence: Evidence, model: str
 ) -> None:
     server = start_server(engine=SLOW)
     rng, milliseconds = random.Random(7), []
@@ -155,12 +135,12 @@ def test_a_hundred_clients_that_leave(
         left_s = asyncio.run(leave(rng.randrange(1, 5)))
         wait_until(lambda: server.used_kv_blocks() == 0, 5)
         milliseconds.append(1000 * (time.monotonic() - left_s))
-    assert note_kv_free_ms(figures, f"left {model}", milliseconds) <= 250
+    hold_kv_free_ms(evidence, f"left {model}", milliseconds, at_most=CLIENT_THAT_LEAVES_MS)
 
 
 @pytest.mark.parametrize("model", DIRECT)
 def test_a_hundred_clients_of_generate_stream_that_leave(
-    start_server: Callable[..., RunningServer], figures: dict[str, object], model: str
+    start_server: Callable[..., RunningServer], evidence: Evidence, model: str
 ) -> None:
     server = start_server(engine=SLOW)
     milliseconds = []
@@ -169,28 +149,33 @@ def test_a_hundred_clients_of_generate_stream_that_leave(
         wait_until(lambda: server.used_kv_blocks() > 0, 5)
         connection.close()
         milliseconds.append(1000 * wait_until(lambda: server.used_kv_blocks() == 0, 5))
-    assert note_kv_free_ms(figures, f"left generate_stream of {model}", milliseconds) <= 250
+    hold_kv_free_ms(evidence, f"left generate_stream of {model}", milliseconds, at_most=CLIENT_THAT_LEAVES_MS)
 
 
 def test_a_thousand_connections_that_are_killed_leave_no_state_in_any_model(
-    start_server: Callable[..., RunningServer], figures: dict[str, object]
+    start_server: Callable[..., RunningServer], evidence: Evidence
 ) -> None:
     server = start_server(engine=SLOW | {"max_num_seqs": 8})
-    assert_kills_leave_nothing(server, num_clients=50, seed=8)
-    figures["killed_connections"] = {"connections": 1000, "processes": 50, "streams_left": 0, "kv_blocks_left": 0}
+    connections = assert_kills_leave_nothing(server, num_clients=50, seed=8)
+    found = {
+        "connections": connections,
+        "streams_left": server.num_streams(),
+        "kv_blocks_left": server.used_kv_blocks(),
+    }
+    evidence.note("killed_connections", found)
 
 
-def note_kv_free_ms(figures: dict[str, object], what: str, milliseconds: list[float]) -> float:
-    """Write down how long clients' KV blocks stayed behind; return the p99."""
+def hold_kv_free_ms(evidence: Evidence, what: str, milliseconds: list[float], *, at_most: float) -> None:
+    """Write down how long clients' KV blocks stayed behind, and hold the p99 to its goal."""
     ordered = sorted(milliseconds)
     p99 = ordered[len(ordered) * 99 // 100 - 1]
-    figures[f"{what}, kv_free_ms"] = {
-        "clients": len(ordered), "p50": statistics.median(ordered), "p99": p99, "max": ordered[-1],
-    }  # fmt: skip
-    return p99
+    found = {"clients": len(ordered), "p50": statistics.median(ordered), "p99": p99, "max": ordered[-1]}
+    evidence.note(f"{what}, kv_free_ms", found)
+    evidence.hold(f"{what}: KV blocks free, p99 in ms", p99, at_most=at_most)
+    evidence.end()
 
 
-def test_twenty_drains_of_16_streams(start_server: Callable[..., RunningServer], figures: dict[str, object]) -> None:
+def test_twenty_drains_of_16_streams(start_server: Callable[..., RunningServer], evidence: Evidence) -> None:
     seconds = []
     for index in range(20):
         server = start_server(engine=SLOW)
@@ -201,10 +186,11 @@ def test_twenty_drains_of_16_streams(start_server: Callable[..., RunningServer],
         assert server.stop() == 0
         seconds.append(time.monotonic() - start_s)
         assert_nothing_left(processes, server)
-    figures["drains"] = {"drains": 20, "streams_each": 16, "stop_after_last_token_s_median": statistics.median(seconds)}
+    found = {"drains": len(seconds), "streams_each": 16, "stop_after_last_token_s_median": statistics.median(seconds)}
+    evidence.note("drains", found)
 
 
-def test_fifty_dead_engines(start_server: Callable[..., RunningServer], figures: dict[str, object]) -> None:
+def test_fifty_dead_engines(start_server: Callable[..., RunningServer], evidence: Evidence) -> None:
     server = start_server(engine=FAST)
     seconds = []
 
@@ -217,11 +203,8 @@ def test_fifty_dead_engines(start_server: Callable[..., RunningServer], figures:
         start_s = time.monotonic()
         wait_until(lambda: _succeeds(ask), 30)
         seconds.append(time.monotonic() - start_s)
-    figures["dead_engine_to_first_whole_answer_s"] = {
-        "kills": 50,
-        "p50": statistics.median(seconds),
-        "max": max(seconds),
-    }
+    found = {"kills": len(seconds), "p50": statistics.median(seconds), "max": max(seconds)}
+    evidence.note("dead_engine_to_first_whole_answer_s", found)
 
 
 def _succeeds(ask: Callable[[], Awaitable[int]]) -> bool:

@@ -7,7 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 from clients.access import NO_ACCESS, Access
 from clients.rollout.routing.routed_client import RoutedClient
@@ -46,6 +46,7 @@ class Streams:
         share: of the requests that go to `ensemble_canary`; may be changed at any time.
         num_answers: by release.
         wrong: answers that are of no release, or that ended in the middle.
+        mixed: those of them whose text no release says, nor, where an error cut it, begins with.
         refused: requests that had a clean refusal before their first text.
     """
 
@@ -56,13 +57,16 @@ class Streams:
         *,
         num_streams: int = 32,
         max_tokens: int = MAX_TOKENS,
+        pause_s: float = 0.0,
     ) -> None:
         self.by_release = by_release
         self.max_tokens = max_tokens
         self.share = 0.0
         self.num_answers: Counter[int] = Counter()
         self.wrong: list[str] = []
+        self.mixed: list[str] = []
         self.refused: list[str] = []
+        self._pause_s = pause_s
         self._url = url
         self._num_streams = num_streams
         self._is_done = threading.Event()
@@ -97,12 +101,16 @@ class Streams:
                     text += chunk.text
             except ServingError as exc:
                 (self.wrong if text else self.refused).append(f"{exc} after {text!r}")
+                if not any(said[prompt].startswith(text) for said in self.by_release.values()):
+                    self.mixed.append(f"{prompt!r} -> {text!r}")
                 await asyncio.sleep(0.1)
                 continue
+            await asyncio.sleep(rng.expovariate(1 / self._pause_s) if self._pause_s else 0)
             of = [release for release, said in self.by_release.items() if said[prompt] == text]
             self.num_answers.update(of)
             if not of:
                 self.wrong.append(f"{prompt!r} -> {text!r}")
+                self.mixed.append(self.wrong[-1])
 
     def wait_for(self, release: int, count: int, timeout_s: float = 30.0) -> None:
         """Wait until so many more answers of a release have come."""
@@ -127,7 +135,7 @@ class RoutedLoad(Streams):
         by_release: Mapping[int, Mapping[str, str]],
         *,
         access: Access = NO_ACCESS,
-        **how_many: int,
+        **how_many: Any,
     ) -> None:
         super().__init__(url, by_release, **how_many)
         self._split_url = split_url

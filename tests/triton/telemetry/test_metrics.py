@@ -136,7 +136,7 @@ def test_the_engines_steps_are_counted_and_what_it_is_is_shown(start_server: Cal
     assert (counted("steps_total"), counted("prefill_steps_total"), counted("batch_sequences_total")) == (40, 1, 40)
     assert prompt > 1
     assert counted("kv_read_tokens_total") == sum(range(prompt + 1, prompt + 40))
-    assert 0.15 < counted("step_seconds_total") < 2
+    assert 0.18 <= counted("step_seconds_total") < 2  # 40 steps of 5 ms, less what the loop does between them
     assert counted("prefill_step_seconds_total") < counted("step_seconds_total")
     assert (counted("max_num_seqs"), counted("up")) == (8, 1)
     server.engine_process().kill()

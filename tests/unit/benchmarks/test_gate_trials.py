@@ -141,7 +141,7 @@ def test_the_mann_whitney_interval_excludes_zero_where_the_test_is_significant()
         # High takes an end of the interval over a quarter of the estimate, which is more than being significant.
         assert not is_high or mannwhitneyu(one, other, alternative="greater").pvalue < 0.01
         agreed += bool(is_high)
-    assert 20 < agreed < 180
+    assert 35 <= agreed <= 50, "43 of 200, by the seed"
 
 
 def test_the_same_seed_gives_the_same_rollouts() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from documents.cells import cell
 from documents.reference import metrics_page
+from documents.reference.cells import cell
 from documents.reference.reference_pages import WRITERS
 from ensemble_configs.spec.deployment import DeploymentSpec
 from trireme.base.errors import parse_token

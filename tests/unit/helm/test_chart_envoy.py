@@ -307,7 +307,7 @@ def test_a_mirror_that_hangs_does_not_slow_the_primary(envoy: EnvoyOfChart) -> N
             await loop.run_in_executor(None, envoy.upgrade, {"traffic": {"chat": mirror}})
             mirrored_s = await longest_s(asking)
             assert found["chat-2"].num_requests - before == 64
-            assert mirrored_s < max(1.0, 5 * alone_s)  # a hung copy that is waited for takes an hour
+            assert mirrored_s < max(10.0, 5 * alone_s)  # a hung copy that is waited for takes an hour
             active = await loop.run_in_executor(None, envoy.statistic, "cluster.chat-2-grpc-mirror.upstream_rq_active")
             assert active == 64  # and the others were not sent
             assert found["chat"].num_requests > 2000

@@ -84,7 +84,7 @@ def test_what_is_proven_but_less_than_half_of_too_much_is_no_failure() -> None:
     spec = SPEC.model_copy(update={"max_requests": 20_000})
     found = judged(traffic(12_000, arm="candidate", ttft=1.035), traffic(12_000), spec)
     assert row(found, "ttft")["lower"] > 0  # certainly longer
-    assert 0.01 < row(found, "ttft")["change"] < 0.05
+    assert row(found, "ttft")["change"] == pytest.approx(0.035, abs=0.01)
     assert found.verdict == "pass"
 
 
@@ -198,7 +198,7 @@ def test_the_forecast_grows_with_the_square_of_the_effect() -> None:
     outcomes = traffic(600, arm="candidate"), traffic(600)
     wide, narrow = judged(*outcomes), judged(*outcomes, SPEC.model_copy(update={"effects": halved}))
     grown = row(narrow, "ttft")["needed_until_pass"] / row(wide, "ttft")["needed_until_pass"]
-    assert 2.5 < grown < 4.2  # four times the information, and less of it for the doubt of its size
+    assert 3 <= grown <= 4  # four times the information, and less of it for the doubt of its size
 
 
 def test_the_facade_keeps_what_was_added() -> None:

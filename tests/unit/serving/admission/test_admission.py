@@ -112,7 +112,7 @@ def test_who_comes_back_has_not_saved_up_turns() -> None:
         run.add(request(key, tenant="new"))
     run.drain()
     after = run.started[num_started : num_started + 10]
-    assert 4 <= sum(key >= 100 for key in after) <= 6
+    assert sum(key >= 100 for key in after) == 5
 
 
 def test_the_shortest_goes_first_if_asked() -> None:
@@ -270,7 +270,7 @@ def test_who_would_get_its_first_token_too_late_is_refused_at_once_and_told_when
     assert [refusal is None for refusal in refusals[:3]] == [True] * 3
     assert "[UNAVAILABLE reason=overload retry_after_ms=" in str(refusals[3])
     hint_ms = int(str(refusals[3]).split("retry_after_ms=")[1].split("]")[0])
-    assert 20 <= hint_ms <= 200
+    assert hint_ms == pytest.approx(3 * 80 + 10 - 200, abs=3)  # three before it and a step, less its time
     until_s = run.clock.now_s() + hint_ms / 1000
     while run.clock.now_s() < until_s:
         run.step()
@@ -366,7 +366,7 @@ def test_a_deadline_ends_a_running_request_and_a_queue_timeout_does_not() -> Non
     run.add(request(1, max_tokens=50, queue_timeout_ms=200.0))
     run.drain()
     assert run.ends == {0: "DEADLINE", 1: "length"}
-    assert 10 < len(run.output[0]) < 25
+    assert len(run.output[0]) == 20, "steps of 10 ms in 200"
 
 
 def most_at_once_when_warm(run: AdmissionRun) -> int:
@@ -384,7 +384,7 @@ def test_no_more_run_at_once_than_get_their_tokens_in_time() -> None:
     run = AdmissionRun(engine_spec=slow, slo=SloSpec(tpot_ms=18.0))
     for key in range(300):
         run.add(request(key, max_tokens=20))
-    assert 6 <= most_at_once_when_warm(run) <= 8
+    assert most_at_once_when_warm(run) == 8
     without = AdmissionRun(engine_spec=slow)
     for key in range(30):
         without.add(request(key, max_tokens=20))
@@ -476,7 +476,7 @@ def test_an_engine_that_is_asked_more_often_than_it_steps_has_the_same_bounds() 
     run.engine = AdmittingEngine(run.inner, AdmissionSpec(), run.slo, run.clock)
     for key in range(300):
         run.add(request(key, max_tokens=20))
-    assert 5 <= most_at_once_when_warm(run) <= 8
+    assert most_at_once_when_warm(run) in {7, 8}
 
 
 class Lingering(SimulatedEngine):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.pipeline.lazy_pipeline import LazyPipeline
+from serving.pipeline.release_routing import LazyPipeline
 from serving.pipeline.request_origin import RequestOrigin
 from serving.process.server_log import JsonLines
 from trireme.base.errors import ServingError

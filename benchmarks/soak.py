@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run of the long tests (`make soak`), and its one result.
+
+The result says of which commit it is, how every test ended, which goals were missed, and what was measured. No figure
+of another run is in it; a run of a part of the tests writes none.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.support.report import RESULTS, commit, environment, is_clean, write_result
+
+# Those that measure run alone, after the others.
+PARTS = (("-n", "2", "-m", "soak and not quiet"), ("-n", "0", "-m", "soak and quiet"))
+NO_TESTS = 5  # pytest's exit status where it selected none
+_FIGURE, _GOAL, _SERVER = "figure", "goal", "tritonserver"
+
+
+class Evidence:
+    """The evidence of one long test, for the result of the run.
+
+    Args:
+        properties: the test's `user_properties`, which are in pytest's JUnit report. `record_property` warns of them.
+    """
+
+    def __init__(self, properties: list[tuple[str, object]]) -> None:
+        self._properties = properties
+        self._missed: list[str] = []
+
+    def note(self, name: str, figures: object) -> None:
+        """Put figures into the result."""
+        self._properties.append((_FIGURE, json.dumps({name: figures})))
+
+    def hold(self, goal: str, found: float, *, at_most: float) -> None:
+        """Hold a figure to a stated goal; a miss is in the result by its name, and fails the test at its `end`."""
+        is_met = found <= at_most
+        held = {"goal": goal, "at_most": at_most, "found": found, "is_met": is_met}
+        self._properties.append((_GOAL, json.dumps(held)))
+        if not is_met:
+            self._missed.append(f"{goal}: {found:.4g}, at most {at_most:g}")
+
+    def end(self) -> None:
+        """Raise AssertionError where a goal was missed."""
+        if self._missed:
+            raise AssertionError(f"goals missed: {'; '.join(self._missed)}")
+
+
+def result_of(reports: Sequence[Path]) -> dict[str, Any]:
+    """Return what JUnit reports of the parts of a run say."""
+    ends: Counter[str] = Counter()
+    by_end: dict[str, list[str]] = {"failed": [], "skipped": []}
+    figures: dict[str, Any] = {}
+    goals: list[Mapping[str, Any]] = []
+    servers: Counter[str] = Counter()
+    for case in (case for report in reports for case in ElementTree.parse(report).iter("testcase")):
+        found = {child.tag for child in case}
+        end = "failed" if found & {"failure", "error"} else "skipped" if "skipped" in found else "passed"
+        ends[end] += 1
+        if end in by_end:
+            by_end[end].append(f"{case.get('classname')}::{case.get('name')}")
+        for each in case.iter("property"):
+            name, value = each.get("name"), each.get("value") or ""
+            if name == _FIGURE:
+                figures |= json.loads(value)
+            elif name == _GOAL:
+                goals.append(json.loads(value))
+            elif name == _SERVER:
+                servers[value.partition(" (")[0]] += 1  # without its path here
+    return {
+        "tests": dict(ends),
+        **{end: sorted(names) for end, names in by_end.items()},  # side by side they end in any order
+        "missed_goals": sorted(goal["goal"] for goal in goals if not goal["is_met"]),
+        "goals": sorted(goals, key=lambda goal: str(goal["goal"])),
+        "figures": figures,
+        "servers": dict(servers),
+    }
+
+
+def run(options: Sequence[str], narrowed: Sequence[str]) -> int:
+    """Run the long tests and write their result; return 1 where one failed, 2 where the tree is no commit.
+
+    Args:
+        options: of pytest, in any run.
+        narrowed: of pytest, for a part of the tests, which makes no result.
+    """
+    if not narrowed and not is_clean(commit()):
+        print(
+            f"soak: its result would be of no commit ({commit()}); commit first, or run a part: make soak ARGS='-k x'"
+        )
+        return 2
+    begun, before, status = environment(), _written(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        reports = [Path(folder) / f"{number}.xml" for number in range(len(PARTS))]
+        for part, report in zip(PARTS, reports, strict=True):
+            command = [sys.executable, "-m", "pytest", *options, *part, "--junit-xml", str(report), *narrowed]
+            ended = subprocess.run(command, check=False).returncode
+            status = status if ended in {0, NO_TESTS} else 1
+        if not narrowed:
+            others = sorted(name for name, when in _written().items() if before.get(name) != when)
+            found = {"benchmark": "soak", "environment": begun, **result_of(reports), "other_results": others}
+            print(f"written to {write_result('soak', found)}")
+    return status
+
+
+def _written() -> dict[str, int]:
+    """Return when each result was written."""
+    return {path.name: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
+
+
+if __name__ == "__main__":
+    at = sys.argv.index("--")
+    sys.exit(run(sys.argv[1:at], sys.argv[at + 1 :]))
