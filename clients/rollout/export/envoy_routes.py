@@ -56,7 +56,7 @@ def envoy_routes(share: float, *, salt: str) -> dict[str, object]:
             ],
         },
     }
-    routes = [_pinned(CANDIDATE), _pinned(STABLE), {"match": _grpc(), "route": split}]
+    routes = [_of_release(CANDIDATE), _of_release(STABLE), {"match": _grpc(), "route": split}]
     return {"name": ROUTES, "virtual_hosts": [{"name": ROUTES, "domains": ["*"], "routes": routes}]}
 
 
@@ -78,7 +78,7 @@ def _grpc() -> dict[str, object]:
     return {"prefix": "/", "grpc": {}}
 
 
-def _pinned(release: str) -> dict[str, object]:
+def _of_release(release: str) -> dict[str, object]:
     header = {"name": RELEASE_HEADER, "string_match": {"exact": release}}
     return {"match": {**_grpc(), "headers": [header]}, "route": {**_UNBOUNDED, "cluster": release}, **_header(release)}
 

@@ -111,7 +111,7 @@ def test_a_stop_request_at_the_engine_step_ends_the_request_of_that_id(simulated
     wait_until(lambda: simulated.num_streams() == 0, 5)
 
 
-# Pinned releases
+# Requests to one release
 
 
 @pytest.fixture(scope="module")

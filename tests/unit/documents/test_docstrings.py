@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule for docstrings: each stands alone; ruff's D400 and D401 hold the full stop and the verb."""
+"""The rules for words and docstrings: each docstring stands alone; ruff's D400 and D401 hold the full stop and the verb."""
 
 import ast
 import re
@@ -24,3 +24,18 @@ def _wrong(path: Path) -> Iterator[str]:
 def test_no_docstring_begins_in_the_middle_of_a_sentence_or_leans_on_another() -> None:
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=PROJECT, check=True, capture_output=True, text=True).stdout
     assert [wrong for name in listed.split() for wrong in _wrong(PROJECT / name)] == []
+
+
+# Words of this tree alone, in place of which the field has a word: engine server, ingress, response workers, queue ...
+OLD_WORDS = re.compile(
+    r"switchboard|\bintake\b|lifeline|reply.?lane|chunk.?gather|\bcensus|pinned.?release|waiting.?line|setback|likeness"
+    r"|\bguests?\b|lost_version|degradation step",
+    re.IGNORECASE,
+)
+
+
+def test_code_and_documents_use_the_words_of_the_field() -> None:
+    asked = ["git", "ls-files", "*.py", "*.md", ":!benchmarks/results", f":!{Path(__file__).relative_to(PROJECT)}"]
+    listed = subprocess.run(asked, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    found = {name: OLD_WORDS.findall((PROJECT / name).read_text(encoding="utf-8")) for name in listed.split()}
+    assert {name: words for name, words in found.items() if words} == {}

@@ -180,7 +180,7 @@ def ended(chunks: list[TokenChunk]) -> bool:
     return bool(chunks) and (chunks[-1].error is not None or chunks[-1].finish_reason is not None)
 
 
-def test_an_engine_that_breaks_ends_the_intake_with_it() -> None:
+def test_an_engine_that_breaks_ends_the_ingress_with_it() -> None:
     held = Held()
     held.hold()
     held.engine.failure = MemoryError("no more blocks")

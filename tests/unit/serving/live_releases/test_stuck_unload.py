@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ensemble_configs.render.model_configs import GENERATED
-from serving.live_releases import stuck_unload as lost_versions
+from serving.live_releases import stuck_unload
 from serving.live_releases.stuck_unload import forget, wait_unloaded
 from serving.process.control_channel import ControlChannel
 from serving.process.run_dir import RUN_DIR_VARIABLE
@@ -92,7 +92,7 @@ def files(root: Path) -> dict[str, str]:
 
 @pytest.mark.usefixtures("adapter")
 def test_what_nobody_asked_to_end_is_ended_and_forgotten(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_versions, "LOST_S", 0.2)
+    monkeypatch.setattr(stuck_unload, "LOST_S", 0.2)
     server.unloading, before = {("m", 1)}, files(server.root)
     [said] = wait(server)
     assert "lost a request of m 1" in said
@@ -102,7 +102,7 @@ def test_what_nobody_asked_to_end_is_ended_and_forgotten(server: Any, monkeypatc
 
 
 def test_an_adapter_that_died_is_forgotten_too(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_versions, "LOST_S", 0.2)
+    monkeypatch.setattr(stuck_unload, "LOST_S", 0.2)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(server.run_dir / "m-1-0.sock"))
     server.unloading = {("m", 1)}
@@ -113,7 +113,7 @@ def test_an_adapter_that_died_is_forgotten_too(server: Any, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("adapter")
 def test_of_a_model_that_is_gone_triton_says_nothing(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_versions, "LOST_S", 0.2)
+    monkeypatch.setattr(stuck_unload, "LOST_S", 0.2)
     (server.root / "m").rename(server.root / "other")
     before = files(server.root)
     wait(server)
@@ -123,7 +123,7 @@ def test_of_a_model_that_is_gone_triton_says_nothing(server: Any, monkeypatch: p
 
 @pytest.mark.usefixtures("adapter")
 def test_a_model_that_makes_room_is_not_loaded_again(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_versions, "LOST_S", 0.2)
+    monkeypatch.setattr(stuck_unload, "LOST_S", 0.2)
     before = files(server.root)
     wait(server, is_whole=True)
     assert server.calls == [("kill", "m", 1), ("load", "m", [1]), ("unload", "m")]

@@ -340,7 +340,7 @@ def test_a_direct_callers_request_ends_when_its_client_has_gone(slow: Bench) -> 
     other.wait()
 
 
-def test_a_stream_of_an_ensemble_ends_when_the_census_says_that_nobody_reads_it(slow: Bench) -> None:
+def test_a_stream_of_an_ensemble_ends_when_the_check_says_that_nobody_reads_it(slow: Bench) -> None:
     read, unread = (slow.start_endless(stream_context=pack(StreamContext(key))) for key in (11, 12))
     slow.unread = lambda check: [key for key in check.num_chunks if key == 12]
     error = unread.wait().error
@@ -355,7 +355,7 @@ def test_a_stream_of_an_ensemble_ends_when_the_census_says_that_nobody_reads_it(
     slow.unread = lambda _: []
 
 
-def test_a_census_that_fails_is_taken_again_and_forgets_nobody(slow: Bench) -> None:
+def test_a_check_that_fails_is_taken_again_and_forgets_nobody(slow: Bench) -> None:
     sink = slow.start_endless(stream_context=pack(StreamContext(21)))
 
     def fail(_: StreamCheck) -> Iterable[int]:
@@ -371,14 +371,14 @@ def test_a_census_that_fails_is_taken_again_and_forgets_nobody(slow: Bench) -> N
     assert 21 in slow.checks[-1].lost_keys
 
 
-def test_streams_that_ended_are_named_in_a_census_for_their_last_chunk_may_have_been_thrown_away(slow: Bench) -> None:
+def test_streams_that_ended_are_named_in_a_check_for_their_last_chunk_may_have_been_thrown_away(slow: Bench) -> None:
     # Triton drops what nobody reads, the last chunk too: postprocessing would keep the stream for ever.
     key = new_stream_key()
     slow.start(request_output_len=3, stream_context=pack(StreamContext(key))).wait()
     wait_until(lambda: any(key in check.lost_keys for check in slow.checks))
 
 
-def test_a_stream_of_one_reply_is_in_no_census(slow: Bench) -> None:
+def test_a_stream_of_one_reply_is_in_no_check(slow: Bench) -> None:
     # Before its reply there is nothing that could have been thrown away, and with it everything is over.
     key = new_stream_key()
     bystander = slow.start_endless(stream_context=pack(StreamContext(new_stream_key())))

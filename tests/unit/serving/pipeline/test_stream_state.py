@@ -33,7 +33,7 @@ def test_a_context_comes_back_as_it_was() -> None:
     "state",
     [StreamState(BIG, True), StreamState(1, False, 7, ("stop",)), StreamCheck({BIG: 3, 2: 1}, (4, 5)), StreamCheck({})],
 )
-def test_a_state_and_a_census_come_back_as_what_they_were(state: StreamState | StreamCheck) -> None:
+def test_a_state_and_a_check_come_back_as_what_they_were(state: StreamState | StreamCheck) -> None:
     assert unpack_state(pack(state).tobytes()) == state
 
 
@@ -52,5 +52,5 @@ def test_no_two_streams_have_the_same_name_whichever_thread_they_come_from() -> 
     assert all(0 <= key < BIG for key in keys)
 
 
-def test_the_answer_to_a_census_is_a_list_of_keys() -> None:
+def test_the_answer_to_a_check_is_a_list_of_keys() -> None:
     assert keys_decoder.decode(b"\x92\xcf\x80\x00\x00\x00\x00\x00\x00\x00\x01") == [BIG, 1]

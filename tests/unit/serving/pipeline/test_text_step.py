@@ -112,7 +112,7 @@ def test_a_stream_is_kept_until_its_last_chunk(step: TextStep) -> None:
     assert step.num_streams == 1
 
 
-def test_the_census_names_streams_that_got_fewer_chunks_than_were_sent(step: TextStep) -> None:
+def test_the_check_names_streams_that_got_fewer_chunks_than_were_sent(step: TextStep) -> None:
     for key, num_chunks in ((1, 3), (2, 3)):
         for _ in range(num_chunks):
             chunk(step, tokens("a"), StreamState(key, False))
@@ -124,7 +124,7 @@ def test_the_census_names_streams_that_got_fewer_chunks_than_were_sent(step: Tex
     assert step.num_streams == 2, "being counted changes nothing"
 
 
-def test_the_census_forgets_lost_streams(step: TextStep) -> None:
+def test_the_check_forgets_lost_streams(step: TextStep) -> None:
     for key in (1, 2):
         chunk(step, tokens("a"), StreamState(key, False))
     assert unread(step, {2: 1}, lost_keys=(1, 77)) == []

@@ -141,7 +141,7 @@ class Answering:
         return [self._response for _ in requests]
 
 
-def test_a_census_is_asked_of_the_models_own_detokenizer_of_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_is_asked_of_the_models_own_detokenizer_of_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = pb_utils.Tensor("OUTPUT", np.array([b"\x92\x07\x08"], dtype=np.object_))
     right, newer = Answering(pb_utils.InferenceResponse([keys])), Answering(error_response(ServerError("another's")))
     loaded = {"chat_postprocessing/2": right, "chat_postprocessing": newer, "postprocessing": newer}
@@ -149,7 +149,7 @@ def test_a_census_is_asked_of_the_models_own_detokenizer_of_the_same_version(mon
     assert find_abandoned(StreamCheck({7: 1}), model="chat_postprocessing", version="2") == [7, 8]
 
 
-def test_a_census_that_is_not_answered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_is_not_answered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerError, match=r"no check of the streams: .*not ready"):
         find_abandoned(StreamCheck({}), model="postprocessing", version="1")
     model = Answering(error_response(ServerError("broken")))

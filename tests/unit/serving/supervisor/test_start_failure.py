@@ -19,7 +19,7 @@ PLACES = (
     r"  /x/serving/engine_process/engine_sources.py(162): connect\n"
 )
 NOT_LOADED = 'model_lifecycle.cc:642] "failed to load'
-GUEST = "ServerError: [INTERNAL] the engine that tensorrt_llm loads ended while loading; its log says why"
+CLIENT = "ServerError: [INTERNAL] the engine that tensorrt_llm loads ended while loading; its log says why"
 NO_GPU = [
     'E1124 20:34:00.1 24976 server.cc:241] "CudaDriverHelper has not been initialized."',
     "Error: Failed to initialize NVML",
@@ -30,11 +30,11 @@ LOG = [
     f'I1124 20:34:00.48 24976 pb_stub.cc:366] "Failed to initialize Python stub: {ENGINE}{PLACES}"',
     f'E1124 20:34:00.64 24976 backend_model.cc:692] "ERROR: Failed to create instance: {ENGINE}{PLACES}"',
     f"E1124 20:34:00.65 24976 {NOT_LOADED} 'tensorrt_llm' version 1: Internal: {ENGINE}{PLACES}\"",
-    f"E1124 20:34:01.00 24976 {NOT_LOADED} 'ensemble' version 1: Internal: {GUEST}{PLACES}\"",
+    f"E1124 20:34:01.00 24976 {NOT_LOADED} 'ensemble' version 1: Internal: {CLIENT}{PLACES}\"",
     "E1124 20:34:01.00 24976 model_repository_manager.cc:703] \"Invalid argument: ensemble 'ensemble_graph' depends on "
     f"'tensorrt_llm' which has no loaded version. Model 'tensorrt_llm' loading failed with error: version 1 is at "
     f'UNAVAILABLE state: Internal: {ENGINE}{PLACES};"',
-    f"| ensemble         | 1       | UNAVAILABLE: Internal: {GUEST} |",
+    f"| ensemble         | 1       | UNAVAILABLE: Internal: {CLIENT} |",
     NO_GPU[1],
     "error: creating server: Internal - failed to load all models",
 ]

@@ -33,7 +33,7 @@ BROKEN = ServerError("the engine says nothing", reason="engine_died")
         ("It is two", "It is ten", 2 * 7 / 18),  # "It is t", of 9 + 9
     ],
 )
-def test_likeness_is_twice_the_common_blocks_over_both_lengths(text: str, other: str, expected: float) -> None:
+def test_similarity_is_twice_the_common_blocks_over_both_lengths(text: str, other: str, expected: float) -> None:
     assert similarity(text, other) == pytest.approx(expected)
 
 
@@ -56,7 +56,7 @@ def test_what_comes_late_is_not_compared() -> None:
         (None, BROKEN, TWO, TWO, None),  # nothing to be like
     ],
 )
-def test_an_answer_is_worth_its_likeness_and_an_error_nothing(
+def test_an_answer_is_worth_its_similarity_and_an_error_nothing(
     reference: str | None, stable: Answer, again: Answer | None, candidate: Answer, scores: tuple[float, float] | None
 ) -> None:
     found = scores_of(Prompt(name="p", text="?", reference=reference), stable, again, candidate)
