@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream's clients with each of their flags, on a decoupled and on a unary server: each works, or is told by name.
 
+The engines are a real one and the stand-in of TensorRT-LLM's compiled one; `test_contract_table.py` of the documents
+holds what the simulated engine refuses.
+
 The README's promise, "a client that worked goes on unchanged". The cases are in `upstream_clients.py` and
 `upstream_steps.py`.
 """
@@ -35,16 +38,6 @@ NO_MODEL_FLAGS = {
     "--lora-task-id": "lora_task_id",
 }
 REFUSES: Mapping[str, Mapping[str, str]] = {
-    "simulated": NO_TABLES
-    | NO_MODEL_FLAGS
-    | {
-        "--beam-width": "beam_width",
-        "--repetition-penalty": "repetition_penalty",
-        "--presence-penalty": "presence_penalty",
-        "--frequency-penalty": "frequency_penalty",
-        "--return-log-probs": "return_log_probs",
-        "--guided-decoding-guide-type --guided-decoding-guide": "guided_decoding_guide_type",
-    },
     "openvino": NO_TABLES | NO_MODEL_FLAGS | {"--return-perf-metrics": "kv_cache_alloc_new_blocks"},
     "compiled": NO_TABLES | {"--lora-path --lora-task-id": "lora_weights"},
 }
@@ -63,7 +56,7 @@ def decoupled(request: pytest.FixtureRequest, engine: str) -> RunningServer:
 
 @pytest.fixture
 def one_response(request: pytest.FixtureRequest, engine: str) -> RunningServer:
-    server: RunningServer = request.getfixturevalue("unary" if engine == "simulated" else f"{engine}_unary")
+    server: RunningServer = request.getfixturevalue(f"{engine}_unary")
     return server
 
 
@@ -94,7 +87,7 @@ def test_the_end_to_end_client_works_on_a_decoupled_server_or_is_told_what_the_e
 @BOTH
 @pytest.mark.parametrize("flag", END_TO_END)
 @pytest.mark.parametrize("model", TEXT_MODELS)
-@pytest.mark.parametrize("engine", ["simulated", "compiled"])
+@pytest.mark.parametrize("engine", ["compiled"])
 def test_the_end_to_end_client_on_a_unary_server_gets_the_same_or_is_told_not_to_stream(
     decoupled: RunningServer, one_response: RunningServer, engine: str, model: str, flag: str, streaming: bool
 ) -> None:
@@ -127,7 +120,7 @@ def test_the_in_flight_client_on_a_decoupled_server_works_over_a_stream_or_is_to
 
 @BOTH
 @pytest.mark.parametrize("flag", INFLIGHT)
-@pytest.mark.parametrize("engine", ["simulated", "compiled"])
+@pytest.mark.parametrize("engine", ["compiled"])
 def test_the_in_flight_client_on_a_unary_server_works_without_streaming(
     one_response: RunningServer, engine: str, flag: str, streaming: bool
 ) -> None:

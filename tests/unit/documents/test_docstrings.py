@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules for words and docstrings: each docstring stands alone; ruff's D400 and D401 hold the full stop and the verb."""
+"""The rules for words and docstrings: each stands alone; ruff's D400 and D401 hold the full stop and the verb."""
 
 import ast
 import re
