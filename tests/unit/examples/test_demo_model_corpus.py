@@ -5,7 +5,11 @@ import re
 import sys
 from itertools import islice
 
+import pytest
+
 from trireme.base.project_files import CODE_ROOT
+
+pytestmark = pytest.mark.slow
 
 DEMO_MODEL = CODE_ROOT / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO_MODEL))

@@ -24,7 +24,7 @@ from kubernetes_structures import BackendTlsPolicy, GrpcRoute, HttpRoute
 
 from serving.triton.triton_api import CONTROL_KEY_HEADER
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 
 
 @pytest.fixture(scope="module")

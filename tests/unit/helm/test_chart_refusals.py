@@ -21,7 +21,7 @@ from chart_here import (
 )
 from chart_matrix import SITES, deployments
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from chart_values import server, values
 from observability.rules.promql import AUTOSCALER
 from observability.rules.scaling import scaling_alert
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 
 CANDIDATE = {"release": 2, "stable": "chat"}
 NAN = float("nan")

@@ -31,7 +31,7 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.end_times import GUARD_S, GUARDS_END_S, MAX_CLOSE_S
 from serving.supervisor.health import MAX_SILENCE_S
 
-pytestmark = needs_chart
+pytestmark = [pytest.mark.slow, needs_chart]
 
 
 @pytest.fixture(scope="module")

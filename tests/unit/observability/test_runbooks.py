@@ -26,6 +26,8 @@ from observability.rules.rule_files import Alert
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import COMMANDS
 
+pytestmark = pytest.mark.slow
+
 CHART = CODE_ROOT / "helm/trireme"
 RUNBOOKS = {path.name: path.read_text(encoding="utf-8") for path in sorted((CODE_ROOT / "docs/runbooks").glob("*.md"))}
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))

@@ -14,6 +14,8 @@ from build_engines.cache.moved_deployment import moved_deployment, release_dirs
 from ensemble_configs.releases.release_manifest import address, verify
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 
+pytestmark = pytest.mark.slow
+
 OPENVINO = {"provider": "openvino"}
 
 

@@ -23,6 +23,8 @@ from clients.streaming import _why_unwritten
 from clients.tls_context import check_access, http_call
 from trireme.base.errors import AccessDenied, RequestError, SpecError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:

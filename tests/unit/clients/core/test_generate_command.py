@@ -23,6 +23,8 @@ from trireme.base.errors import (
 )
 from trireme.commands import COMMANDS, exit_code, run_command
 
+pytestmark = pytest.mark.slow
+
 TRIREME = [sys.executable, "-m", "trireme"]
 
 

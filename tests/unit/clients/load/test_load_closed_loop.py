@@ -23,6 +23,8 @@ from clients.load_report.run_figures import figures_of
 from clients.load_run.load_record import LoadRecord
 from clients.load_run.run_folder import Run
 
+pytestmark = pytest.mark.slow
+
 NUM_USERS, NUM_TOKENS = 8, 12
 
 

@@ -20,6 +20,8 @@ from serving.triton.triton_api import reachable
 from trireme.base.errors import RequestError
 from trireme.commands import run_command
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(candidate=2, stable=1, release={"release": 2}, salt="s", shares=(0.05, 1.0))
 ARMS = Plan(
     mode=Mode.AB,

@@ -17,6 +17,8 @@ from serving.process.returned_memory import with_returned_memory
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_engine_s_process_has_the_environment_that_the_operator_gave() -> None:
     given = {"PATH": "/bin", "MALLOC_TRIM_THRESHOLD_": "5"}

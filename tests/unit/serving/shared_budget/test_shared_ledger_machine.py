@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,6 +22,8 @@ from hypothesis.stateful import (
 )
 
 from serving.shared_budget.shared_ledger import SharedLedger
+
+pytestmark = pytest.mark.slow
 
 COUNTS = {"units": 5, "memory": 64}
 PATIENCE_S = 1.0

@@ -12,6 +12,8 @@ import pytest
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.supervisor.descriptor_limit import needed_descriptors
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import resource, sys
 from ensemble_configs.spec.deployment import DeploymentSpec

@@ -19,6 +19,8 @@ from serving.engines.seam.base import Engine, FinishReason, GenerationRequest, S
 from trireme.base.errors import RequestError
 from trireme.base.project_files import CODE_ROOT
 
+pytestmark = pytest.mark.slow
+
 DEMO_MODEL = CODE_ROOT / "examples/demo_model"
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "target/tokenizer.json"))
 PROMPT: list[int] = TOKENIZER.encode("What is 23 + 45?").ids
