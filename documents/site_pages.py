@@ -20,17 +20,6 @@ _LINK = re.compile(r"(?P<before>!?\[[^\]]*\])\((?P<path>[^)#\s:]+)(?P<anchor>#[^
 _FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the section of the decisions with the pages that are there."""
-    docs = Path(config.docs_dir)
-    found = [
-        *docs.glob("decisions.md"),
-        *sorted(docs.glob("decisions/*.md"), key=lambda path: (path.stem != "README", path)),
-    ]
-    config.nav[-1] = {"Decisions": [path.relative_to(docs).as_posix() for path in found]}  # type: ignore[index]
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the first page, and every file outside `docs/` that a page links to, directly or by way of another."""
     left = [*_ROOT_PAGES, *(f"docs/{file.src_uri}" for file in files.documentation_pages())]

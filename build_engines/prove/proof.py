@@ -115,7 +115,7 @@ class Proof(msgspec.Struct, kw_only=True):
 
     format: int = FORMAT
     date: str  # ISO 8601, UTC
-    commit: str | None  # of this repository, "-dirty" where it was changed
+    commit: str | None  # of this repository, "-dirty" where a file was changed or is new
     gpu: str  # a name of gpus.yaml
     machine: ProofMachine
     model: ProofModel

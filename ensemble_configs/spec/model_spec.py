@@ -36,7 +36,7 @@ class RateLimiterSpec(Spec):
 
 
 class InstancesSpec(Spec):
-    """How many instances of each step Triton runs, each in a process of its own."""
+    """The number of instances of each step that Triton runs, each in a process of its own."""
 
     preprocessing: Positive = Field(default=1, le=64, description="tokenizers")
     tensorrt_llm: Positive = Field(default=1, description="stays 1")

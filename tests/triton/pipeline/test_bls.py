@@ -47,10 +47,15 @@ DRAFT_OUTPUTS = ["text_output", "total_accepted_draft_tokens", "total_draft_toke
 
 def test_each_accumulated_response_holds_the_text_so_far(drafting: RunningServer) -> None:
     whole = "".join(texts(drafting, "ensemble", **STORY))
-    accumulated = texts(drafting, BLS, **STORY)
-    assert len(accumulated) > 1  # the first token goes at once; tokens of a busy machine's later steps are joined
-    assert all(whole.startswith(text) for text in accumulated)
-    assert accumulated[-1] == whole
+    most_responses = 0
+    for _ in range(5):  # a busy machine joins the tokens of steps
+        accumulated = texts(drafting, BLS, **STORY)
+        assert all(whole.startswith(text) for text in accumulated)
+        assert accumulated[-1] == whole
+        most_responses = max(most_responses, len(accumulated))
+        if most_responses > 5:
+            break
+    assert most_responses > 5
 
 
 def test_drafts_change_nothing_but_the_number_of_steps(drafting: RunningServer) -> None:

@@ -305,9 +305,13 @@ def test_a_mirror_that_hangs_does_not_slow_the_primary(envoy: EnvoyOfChart) -> N
             found["chat-2"].behaviour = "hang"
             mirror = {"candidateWeight": 0, "mirror": {"server": "chat-2", "percent": 100}}
             await loop.run_in_executor(None, envoy.upgrade, {"traffic": {"chat": mirror}})
+            limit_s = max(1.0, 5 * alone_s)  # a hung copy that is waited for takes an hour
             mirrored_s = await longest_s(asking)
             assert found["chat-2"].num_requests - before == 64
-            assert mirrored_s < max(10.0, 5 * alone_s)  # a hung copy that is waited for takes an hour
+            for _ in range(2):  # something else may have held up this machine once
+                if mirrored_s >= limit_s:
+                    mirrored_s = await longest_s(asking)
+            assert mirrored_s < limit_s
             active = await loop.run_in_executor(None, envoy.statistic, "cluster.chat-2-grpc-mirror.upstream_rq_active")
             assert active == 64  # and the others were not sent
             assert found["chat"].num_requests > 2000
