@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.shown import with_interval
-from benchmarks.support.report import RESULTS
+from benchmarks.support.report import RESULTS, is_clean
 from trireme.base.text_tables import markdown_table
 
 Document = Mapping[str, Any]
@@ -306,6 +306,7 @@ def _read(path: Path) -> Document:
 def _source(path: Path) -> str:
     where = _read(path).get("environment")
     if where is None:  # in virtual time it is alike on every machine
-        return f"`benchmarks/results/{path.name}`"
+        return f"`benchmarks/results/{path.name}` (names no commit)"
     processor = where["cpu"].replace("(R)", "").partition(" Processor")[0]
-    return f"`benchmarks/results/{path.name}` ({processor}, load {where['load_1min']:.1f})"
+    origin = "" if is_clean(where.get("commit") or "") else ", of no clean commit"
+    return f"`benchmarks/results/{path.name}` ({processor}, load {where['load_1min']:.1f}{origin})"
