@@ -23,6 +23,7 @@ from serving.engine_guard.process_tree import (
     processes_below,
     reap_orphans,
 )
+from serving.process.process_identity import start_ticks
 from trireme.base.unix_socket import UnixListener
 
 _POLL_S = 0.1
@@ -51,7 +52,6 @@ class Guard:
         self._engine_itself: psutil.Process | None = None  # `_engine`, or the process that it has launched
         self._ranks: dict[int, psutil.Process] = {}
         self._commands: dict[int, str] = {}
-        self._seen: set[int] = set()
         self._looked_s = 0.0
         self._fds = fds
         self._door: UnixListener | None = self._open_door()
@@ -164,17 +164,22 @@ class Guard:
                 return
 
     def _find_ranks(self) -> None:
+        # All are read each time: a process has its parent's command line until it runs its own program.
         for process in processes_below():
-            if process.pid in self._seen:
-                continue
-            command = command_of(process)
-            if any(word in command for word in self._order.rank_words) and process.pid != self._engine.pid:
+            if process.pid not in self._ranks and process.pid != self._engine.pid and self._is_rank(process):
                 self._ranks[process.pid] = process
-                self._commands[process.pid] = command
-                self._tell(messages.RankFound(process.pid, process.create_time()))
-            # A process that has not run its own program yet is looked at again.
-            if process.pid in self._ranks or (command and time.time() - process.create_time() > _LOOK_S):
-                self._seen.add(process.pid)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._tell(messages.RankFound(process.pid, start_ticks(process.pid)))
+
+    def _is_rank(self, process: psutil.Process) -> bool:
+        command = command_of(process)
+        if not any(word in command for word in self._order.rank_words):
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.ppid() in self._ranks:  # what a rank starts is none, and may end
+                return False
+        self._commands[process.pid] = command
+        return True
 
     # The end
 

@@ -37,7 +37,7 @@ class RankFound(msgspec.Struct, tag="rank_found"):
     """The message from guard to adapter that a rank runs; the adapter ends the rank if the guard is killed."""
 
     pid: int
-    created_s: float  # as psutil has it: another process with the same number was created at another time
+    start_ticks: int  # another process with the same number began at another time
 
 
 class RankDied(msgspec.Struct, tag="rank_died"):

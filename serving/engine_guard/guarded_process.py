@@ -18,6 +18,7 @@ import psutil
 from serving.engine_guard import guard_messages as messages
 from serving.engine_guard.failure_causes import describe_failure
 from serving.engines.seam.engine_start import EngineStart
+from serving.process.process_identity import start_ticks
 
 # The guard terminates, kills, and waits for the kernel (`process_tree`); then it is killed itself.
 _GUARD_ENDS_S = 20.0
@@ -167,7 +168,7 @@ class GuardedProcess:
             for found in self._ranks:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     rank = psutil.Process(found.pid)
-                    if rank.create_time() == found.created_s:
+                    if start_ticks(found.pid) == found.start_ticks:
                         rank.kill()
 
     def _read(self, left_s: float) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from serving.process.process_identity import start_ticks
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import SpecError
 
@@ -91,7 +92,7 @@ class GroupRecord:
 
 def _name(pid: int) -> str:
     """Return a name of a process that holds for ever: process ids are used again."""
-    return f"{pid}@{psutil.Process(pid).create_time()}"
+    return f"{pid}@{start_ticks(pid)}"
 
 
 def run_server(record: GroupRecord, argv: Sequence[str]) -> int:

@@ -2,16 +2,21 @@
 """Parts of an engine's guard: the causes that it finds in a log, and its wait for the memory of GPUs."""
 
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from serving.engine_guard import gpu_memory
+from serving.engine_guard import guard_messages as messages
 from serving.engine_guard.failure_causes import CAUSES, describe_failure, find_cause
 from serving.engine_guard.gpu_memory import GpuMemory
 from serving.engine_guard.guard_messages import MAX_LINES
 from serving.engine_guard.last_lines import LastLines
+from serving.process.process_identity import start_ticks
 
 GIB = 1 << 30
 
@@ -101,3 +106,35 @@ def test_a_machine_without_gpus_has_nothing_to_wait_for(tmp_path: Path, monkeypa
     made = GpuMemory()
     made.note_before_start()
     assert made.wait_until_free([1]) is None
+
+
+def test_a_rank_that_runs_its_program_late_is_found_and_what_a_rank_starts_is_none(tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher.sh"
+    launcher.write_text("(sleep 1; exec bash -c '(sleep 3; exit); sleep 3600' works) & echo $! >pid; wait; sleep 3600")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    folder = tmp_path / "launch"
+    order = messages.Order(
+        command=["bash", "-c", f"cd {tmp_path}; . {launcher}"],
+        socket_path=str(tmp_path / "door"),
+        folder=str(folder),
+        rank_words=["works"],
+        cpus=None,
+        close_timeout_s=0.0,
+    )
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "serving.engine_guard", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+    )
+    theirs.close()
+    try:
+        messages.send(ours, order)
+        found = messages.receive(ours, messages.FromGuard)
+        assert isinstance(found, messages.RankFound)
+        assert found.pid == int((tmp_path / "pid").read_text())
+        assert found.start_ticks == start_ticks(found.pid)
+        ours.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            ours.recv(1)
+    finally:
+        messages.send(ours, messages.End())
+        guard.wait(20)
+        ours.close()
