@@ -12,6 +12,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 _USER = 10001  # of nobody here
+_COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "ld", "make")
 
 
 def build_wheel(folder: Path) -> Path:
@@ -35,15 +36,18 @@ def build_wheel(folder: Path) -> Path:
 class User:
     """A user of an installed Trireme: in a folder of its own, with a home that is empty at first."""
 
-    def __init__(self, folder: Path, python: Path, *, packages: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, python: Path, *, packages: Path | None = None, container: Sequence[str] = ()
+    ) -> None:
         """Make a user.
 
         Args:
             folder: the user's own.
             python: of the environment.
             packages: a folder in front of the environment's own packages.
+            container: a command that starts the one behind it.
         """
-        self.folder, self._python = folder / "work", python
+        self.folder, self._python, self._container = folder / "work", python, container
         home = folder / "home"
         for made in (self.folder, home):
             made.mkdir(parents=True)
@@ -59,7 +63,7 @@ class User:
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Return the command line of `trireme ...` as this user."""
         who = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"] if os.geteuid() == 0 else []
-        return [*who, str(self._python), "-m", "trireme", *arguments]
+        return [*self._container, *who, str(self._python), "-m", "trireme", *arguments]
 
     def run(self, *arguments: str, is_refused: bool = False) -> str:
         """Return what a command printed; it has to end well, or with a usage error."""
@@ -69,6 +73,21 @@ class User:
         assert done.returncode == (2 if is_refused else 0), done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr if is_refused else done.stdout
+
+
+def container_of(environment: Path) -> list[str]:
+    """Return a command that starts the one behind it as in a container of this environment. Needs root.
+
+    There is no checkout and no compiler, and nobody can write where the packages are. Its network is the machine's.
+    """
+    compilers = [found for name in _COMPILERS if (found := shutil.which(name)) is not None]
+    mounts = [
+        f"mount --bind {environment} {environment}",
+        f"mount -o remount,bind,ro {environment}",
+        f"mount -t tmpfs none {PROJECT}",
+        *(f"mount --bind /dev/null {compiler}" for compiler in dict.fromkeys(map(os.path.realpath, compilers))),
+    ]
+    return ["unshare", "--mount", "sh", "-ec", f'{"; ".join(mounts)}; exec "$@"', "sh"]
 
 
 @contextlib.contextmanager

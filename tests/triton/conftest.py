@@ -3,14 +3,14 @@
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from asked_server import ask_once, name_of
 from compiled_engine import compiled_server
 from rollout_site import HARD, HARD_TOKENS, Site, Texts, said_by_engine, serving
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 
 from serving.doctor.server_features import ServerFeatures
 
@@ -54,7 +54,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Yield the simulated engine, 5 ms a step, shared by all tests that leave it as it was."""
-    text = deployment_text("simulated", engine={"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096})
+    engine = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096}
+    text = deployment_text("simulated", engine=engine, endpoints=ENDPOINTS)
     with RunningServer(text, tmp_path_factory.mktemp("simulated")) as server:
         yield server
 
@@ -64,7 +65,7 @@ def unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Yield the simulated engine behind `decoupled: false`, 5 ms a step, shared by tests that leave it as it was."""
     engine = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096}
     with RunningServer(
-        deployment_text("unary", engine=engine, decoupled=False), tmp_path_factory.mktemp("u")
+        deployment_text("unary", engine=engine, endpoints=ENDPOINTS, decoupled=False), tmp_path_factory.mktemp("u")
     ) as server:
         yield server
 
@@ -73,7 +74,8 @@ def unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Yield the demo model on OpenVINO, shared by all tests that leave it as it was."""
     engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
-    with RunningServer(deployment_text("openvino", engine=engine), tmp_path_factory.mktemp("openvino")) as server:
+    text = deployment_text("openvino", engine=engine, endpoints=ENDPOINTS)
+    with RunningServer(text, tmp_path_factory.mktemp("openvino")) as server:
         yield server
 
 
@@ -81,7 +83,7 @@ def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 def openvino_unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Yield the demo model on OpenVINO behind `decoupled: false`, shared by tests that leave it as it was."""
     engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
-    text = deployment_text("openvino", engine=engine, decoupled=False)
+    text = deployment_text("openvino", engine=engine, endpoints=ENDPOINTS, decoupled=False)
     with RunningServer(text, tmp_path_factory.mktemp("ov")) as server:
         yield server
 
@@ -152,11 +154,12 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
         *,
         engine: dict[str, object] | None = None,
         triton: dict[str, object] | None = None,
+        endpoints: Sequence[str] = ENDPOINTS[:1],
         options: tuple[str, ...] = (),
         **more: object,
     ) -> RunningServer:
         engine = engine or {"provider": "simulated", "step_ms": 5.0}
-        text = deployment_text("spoiled", engine=engine, triton=triton, **more)
+        text = deployment_text("spoiled", engine=engine, triton=triton, endpoints=endpoints, **more)
         server = RunningServer(text, tmp_path / str(len(started)), options=options)
         started.append(server)
         return server.__enter__()

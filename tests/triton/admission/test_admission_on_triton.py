@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 from text_models import ONE_AND_IN_SOAK_ALL
 from waiting import wait_until
 
@@ -39,7 +39,7 @@ async def finish(client: AsyncTritonClient, request: GenerateRequest, model: str
 
 @pytest.fixture(scope="module")
 def one_seat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    text = deployment_text("one_seat", engine=ONE_SEAT, admission={"queue": {"max_requests": 6}})
+    text = deployment_text("one_seat", engine=ONE_SEAT, endpoints=ENDPOINTS, admission={"queue": {"max_requests": 6}})
     with RunningServer(text, tmp_path_factory.mktemp("one_seat")) as server:
         yield server
 
@@ -208,7 +208,7 @@ def arrivals(rng: random.Random, per_s: float, seconds: float) -> Iterator[float
 def test_three_times_what_it_can_do_is_boring(start_server: Callable[..., RunningServer], model: str) -> None:
     """8 seats of 30 tokens at 10 ms: some 25 requests a second. Each is answered, or refused at once; nothing grows."""
     budget = {"forecast": "learned", "kv_fraction": 0.75, "shares": {"standard": 0.9, "batch": 0.8}}
-    server = start_server(engine=EIGHT_SEATS, admission={"budget": budget}, slo={"ttft_ms": 400})
+    server = start_server(engine=EIGHT_SEATS, endpoints=[model], admission={"budget": budget}, slo={"ttft_ms": 400})
     rng = random.Random(3)
     refusals: list[tuple[float, Unavailable]] = []
     first_token_s: dict[int, list[float]] = {1: [], 2: [], 3: []}

@@ -142,7 +142,7 @@ def kill_it_often(start_server: StartServer, folder: Path, *, kills: int, lines_
 
 
 def test_a_job_killed_at_random_moments_answers_every_line_once(start_server: StartServer, tmp_path: Path) -> None:
-    kill_it_often(start_server, tmp_path, kills=5, lines_between=60, seed=5)
+    kill_it_often(start_server, tmp_path, kills=3, lines_between=40, seed=5)
 
 
 @pytest.mark.soak

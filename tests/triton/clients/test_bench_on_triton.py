@@ -39,7 +39,7 @@ def p50(found: Any, name: str) -> float:
 
 
 def test_all_tools_agree_on_the_same_load(server: RunningServer, tmp_path: Path) -> None:
-    load = ["--requests", 60, "--isl", 32, "--osl", 24, *where(server)]
+    load = ["--requests", 40, "--isl", 32, "--osl", 24, *where(server)]
     found = {
         "ours": json.loads(bench("run", "--concurrency", 4, "--tokenizer", TOKENIZER, *load, "--out", tmp_path / "a")),
         "locust": json.loads(bench("locust", "--users", 4, "--tokenizer", TOKENIZER, *load, "--out", tmp_path / "b")),
@@ -87,6 +87,7 @@ def test_an_open_loop_of_a_workload_file(server: RunningServer, tmp_path: Path) 
     assert figures["client"]["lag_p99_ms"] is not None
 
 
+@pytest.mark.soak
 def test_the_capacity_of_an_engine_whose_capacity_is_known(server: RunningServer, tmp_path: Path) -> None:
     # 16 at a time, 40 steps of 10 ms each: at most 40 requests a second, a little less as a step grows with its batch.
     args = ["--slo", "ttft_p95=400", "--isl", 8, "--osl", 40, "--start", 20, "--trial", 2, "--precision", 0.3]

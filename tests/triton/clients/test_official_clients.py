@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from killed_clients import SLOW
 from raw_calls import Array, infer_inputs
 from running_server import RunningServer
 from tritonclient.utils import InferenceServerException
@@ -243,10 +242,9 @@ def test_inflight_batcher_llm_client_counts_tokens(simulated: RunningServer) -> 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
 def test_inflight_batcher_llm_client_stops_after_some_ms_by_a_stop_request(
-    start_server: StartServer, streaming: bool
+    simulated: RunningServer, streaming: bool
 ) -> None:
-    server = start_server(engine=SLOW)
-    call = Call(server, "tensorrt_llm")
+    call = Call(simulated, "tensorrt_llm")
     call.send(inflight(streaming=streaming, output_len=1000), request_id="1")
     time.sleep(0.3)
     call.send(STOP, request_id="1", parameters={"Streaming": True})
@@ -255,22 +253,21 @@ def test_inflight_batcher_llm_client_stops_after_some_ms_by_a_stop_request(
     assert 0 < len(read_tokens(received)) - num_prompt_tokens < 1000
     assert sum(result.as_numpy("output_ids") is None for result in received) <= 1
     assert streaming or len(received) <= 2
-    wait_idle(server, 2)
+    wait_idle(simulated, 2)
 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
 def test_inflight_batcher_llm_client_stops_after_some_ms_by_request_cancel(
-    start_server: StartServer, streaming: bool
+    simulated: RunningServer, streaming: bool
 ) -> None:
-    server = start_server(engine=SLOW)
-    call = Call(server, "tensorrt_llm")
+    call = Call(simulated, "tensorrt_llm")
     call.send(inflight(streaming=streaming, output_len=1000))
     time.sleep(0.3)
     *received, last = call.finish(cancel_requests=True)
     assert isinstance(last, InferenceServerException)
     assert last.status() == "StatusCode.CANCELLED"
     assert 0 < len(read_tokens(received)) < 1000 if streaming else received == []
-    wait_idle(server, 2)
+    wait_idle(simulated, 2)
 
 
 def test_inflight_batcher_llm_client_not_streaming_is_told_to_stream(simulated: RunningServer) -> None:

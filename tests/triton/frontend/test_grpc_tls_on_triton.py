@@ -129,6 +129,7 @@ def test_a_rollout_finds_the_certificates_by_itself_and_its_clients_lose_nothing
         assert json.loads(drained.stdout)["outcome"] == "finished"
 
 
+@pytest.mark.soak
 def test_a_rollout_over_two_servers_finds_the_certificates_of_both(tmp_path: Path, texts: Texts) -> None:
     authority = Authority(tmp_path / "ours")
     client = authority.client()

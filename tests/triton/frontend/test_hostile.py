@@ -32,7 +32,7 @@ SETTLE_S = 20.0
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RunningServer]:
-    with RunningServer(deployment_text("attacked", engine=ENGINE), tmp_path / "server") as started:
+    with RunningServer(deployment_text("attacked", engine=ENGINE, endpoints=MODELS), tmp_path / "server") as started:
         yield started
 
 
@@ -94,17 +94,13 @@ def memory_of(server: RunningServer) -> dict[str, int]:
     return found
 
 
-def attacked(server: RunningServer, *, seconds: float, seed: int, slow: int, rate: float) -> dict[str, Any]:
-    """Return the figures of a run."""
-    calm_s = max(20.0, seconds / 40)
+def attack(
+    server: RunningServer, *, seconds: float, seed: int, slow: int, rate: float
+) -> tuple[dict[str, Any], ControlStream]:
+    """Return what a hostile client sent and what came of that, and the good requests beside it."""
     ports = [f"--{name}={getattr(server, f'{name}_port')}" for name in ("http", "grpc", "metrics")]
     command = [sys.executable, "-I", str(PROGRAM), *ports, f"--seed={seed}", f"--slow={slow}", f"--rate={rate}"]
-    # The same before, for what is allocated at the first requests of a kind and kept.
-    subprocess.run([*command, f"--seconds={max(20, seconds / 10)}"], check=True, capture_output=True)
-    time.sleep(SETTLE_S)
-    control(server, 10)
-    calm = control(server, calm_s)
-    processes, memory = server.descendants(), memory_of(server)
+    processes = server.descendants()
     with ControlStream(server.url) as stream:
         # As from another machine: it does not take the server's two cores before the server.
         run = subprocess.run(
@@ -112,9 +108,7 @@ def attacked(server: RunningServer, *, seconds: float, seed: int, slow: int, rat
         )
     hostile = json.loads(run.stdout)
     num_ended = hostile.pop("slow connections that were ended", 0)
-    time.sleep(SETTLE_S)
-    after = control(server, calm_s)
-    return {
+    figures = {
         "seed": seed,
         "seconds": seconds,
         "num_slow_connections": slow,
@@ -122,11 +116,27 @@ def attacked(server: RunningServer, *, seconds: float, seed: int, slow: int, rat
         "num_slow_connections_ended": num_ended,
         "hostile_requests": hostile,
         "num_good_requests": len(stream.latencies_s),
+        "failures": stream.failures,
+        "processes_replaced": [str(each) for each in set(server.descendants()) ^ set(processes)],
+        "is_restarted": "starting it again" in server.log(),
+    }
+    return figures, stream
+
+
+def measured_attack(server: RunningServer, *, seconds: float, **how: Any) -> dict[str, Any]:
+    """Return the figures of an attack beside those of calm before and after it."""
+    calm_s = seconds / 40
+    attack(server, seconds=seconds / 10, **how)  # for what is allocated at the first requests of a kind and kept
+    time.sleep(SETTLE_S)
+    control(server, 10)
+    calm, memory = control(server, calm_s), memory_of(server)
+    figures, stream = attack(server, seconds=seconds, **how)
+    time.sleep(SETTLE_S)
+    after = control(server, calm_s)
+    return figures | {
         "failures": [*calm.failures, *stream.failures, *after.failures],
         "p99_ratio": stream.p99_s() / calm.p99_s(),
         "p50_ratio": statistics.median(stream.latencies_s) / statistics.median(calm.latencies_s),
-        "processes_replaced": [str(each) for each in set(server.descendants()) ^ set(processes)],
-        "is_restarted": "starting it again" in server.log(),
         "memory_mib_before": {name: size / 2**20 for name, size in memory.items()},
         "memory_mib_after": {name: size / 2**20 for name, size in memory_of(server).items()},
     }
@@ -144,7 +154,7 @@ def check(figures: dict[str, Any]) -> None:
 
 
 def test_a_hostile_client_ends_nothing_and_fails_no_good_request(server: RunningServer) -> None:
-    figures = attacked(server, seconds=20, seed=20261124, slow=100, rate=8)
+    figures, _ = attack(server, seconds=20, seed=20261124, slow=100, rate=8)
     check(figures)
     assert figures["num_hostile_requests"] > 50
 
@@ -152,7 +162,7 @@ def test_a_hostile_client_ends_nothing_and_fails_no_good_request(server: Running
 @pytest.mark.soak
 @pytest.mark.quiet
 def test_an_hour_of_a_hostile_client(server: RunningServer) -> None:
-    figures = attacked(server, seconds=3600, seed=20261124, slow=500, rate=5)
+    figures = measured_attack(server, seconds=3600, seed=20261124, slow=500, rate=5)
     where = environment(triton_http=f"127.0.0.1:{server.http_port}")
     write_result("hostile_client", {"environment": where, **figures})
     check(figures)

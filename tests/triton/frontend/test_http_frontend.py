@@ -17,7 +17,7 @@ import psutil
 import pytest
 import tritonclient.http as httpclient
 from killed_clients import ENDLESS, start_client
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 from waiting import wait_idle, wait_until
 
 TEXT = {"text_input": "Once upon a time", "max_tokens": 6}
@@ -27,7 +27,8 @@ OWN_MODELS = ["ensemble", "ensemble_graph", "tensorrt_llm_bls"]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     engine = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 2048}
-    with RunningServer(deployment_text("http", engine=engine), tmp_path_factory.mktemp("http")) as started:
+    text = deployment_text("http", engine=engine, endpoints=ENDPOINTS)
+    with RunningServer(text, tmp_path_factory.mktemp("http")) as started:
         before = started.descendants()
         yield started
         assert started.descendants() == before, "a process has ended, or another has begun"
@@ -225,7 +226,8 @@ def test_a_number_that_does_not_fit_is_refused_by_name(server: RunningServer, ke
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     engine = {"provider": "simulated", "step_ms": 20.0, "max_num_seqs": 64, "num_kv_blocks": 16_384}
-    with RunningServer(deployment_text("leaving", engine=engine), tmp_path_factory.mktemp("leaving")) as started:
+    text = deployment_text("leaving", engine=engine, endpoints=ENDPOINTS)
+    with RunningServer(text, tmp_path_factory.mktemp("leaving")) as started:
         yield started
 
 

@@ -102,6 +102,7 @@ def test_build_bench_and_serve_reach_the_gpu(image: Image) -> None:
     )
 
 
+@pytest.mark.soak
 def test_the_commands_of_the_document_prove_it_from_a_checkout(tmp_path: Path) -> None:
     """In the base itself, as `docs/prove.md` says."""
     skip_without_pods()
@@ -127,6 +128,7 @@ def test_the_commands_of_the_document_prove_it_from_a_checkout(tmp_path: Path) -
     assert document["drift"]["diff"] == []
 
 
+@pytest.mark.soak
 def test_a_package_of_the_base_that_does_not_fit_is_named_and_can_be_shadowed(tmp_path: Path) -> None:
     """A base has a version that the project does not run with: nothing is installed until somebody decides."""
     skip_without_pods()
@@ -231,6 +233,7 @@ def test_without_gpus_all_the_driver_is_what_is_missing(image: Image) -> None:
             "COPY . /opt/trireme\nRUN rm -r /opt/trireme-environment/in_front/openai*\n",
             "PartReasoningText",
             id="the base's openai",
+            marks=pytest.mark.soak,
         ),
     ],
 )

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel in an empty environment, by a user that is not root: Triton is fetched once, and everything is served.
+"""The wheel as in a container, by a user that is not root: Triton is fetched once, and everything is served.
+
+There is no checkout, no compiler, and nobody can write where the packages are.
 
 The packages and Triton come from the package index: an index that cannot be reached fails the test.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as grpcclient
 from waiting import wait_until
-from wheel_here import User, build_wheel, forbid_writing, open_folder
+from wheel_here import PROJECT, User, build_wheel, container_of, forbid_writing, open_folder
 
 from trireme.base.free_ports import free_ports
 
@@ -32,7 +35,20 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
         wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
         subprocess.run([environment / "bin/pip", "install", "--quiet", str(wheel)], check=True)
         forbid_writing(environment)
-        yield User(folder, environment / "bin/python")
+        container = container_of(environment) if os.geteuid() == 0 else ()
+        yield User(folder, environment / "bin/python", container=container)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the container")
+def test_the_container_has_no_checkout_no_compiler_and_no_room_beside_the_packages(user: User) -> None:
+    def inside(script: str) -> str:
+        command = [*user.command([])[:-3], "sh", "-c", script]  # without `python -m trireme`
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=user.environment).stdout
+
+    assert inside(f"ls -A {PROJECT}") == ""
+    assert inside("cc --version || echo none") == "none\n"
+    packages = f"{user.environment['PATH'].partition(':')[0]}/../lib"
+    assert inside(f"touch {packages}/x || echo read-only") == "read-only\n"
 
 
 @contextmanager

@@ -57,7 +57,9 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield Running(group)
 
 
-@pytest.mark.parametrize("has_hook", [False, True], ids=["SIGTERM", "preStop"])
+@pytest.mark.parametrize(
+    "has_hook", [pytest.param(False, id="SIGTERM", marks=pytest.mark.soak), pytest.param(True, id="preStop")]
+)
 def test_streams_end_before_the_group_that_is_deleted(running: Running, has_hook: bool) -> None:
     ask = [sys.executable, "-m", "trireme", "generate", "hello", "--url", "10.77.0.10:8001", "--max-tokens", "60"]
     with running.group.pods.outside(ask) as client:
@@ -76,7 +78,9 @@ def test_streams_end_before_the_group_that_is_deleted(running: Running, has_hook
     assert "processes of the group may run here for 30 s more" in running.worker.log()
 
 
-@pytest.mark.parametrize("loss", ["pod", "rank", "daemon", "server"])
+@pytest.mark.parametrize(
+    "loss", ["pod", "server", *(pytest.param(name, marks=pytest.mark.soak) for name in ("rank", "daemon"))]
+)
 def test_a_group_that_has_lost_a_part_ends_with_an_error(running: Running, loss: str) -> None:
     match loss:
         case "pod":

@@ -81,7 +81,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 def deployment_of(machine: Machine) -> str:
     engine = {"provider": "pytorch", "dir": str(machine.model), "tp_size": 2, "watchdog_s": WATCHDOG_S}
-    return deployment_text("ranks", engine=engine)
+    return deployment_text("ranks", engine=engine, endpoints=MODELS)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from fake_packages import install_fake
 from lora_adapters import write_adapter
 from raw_calls import StreamFailed, engine_request, stream
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 
 from trireme.commands import run_command
 
@@ -101,7 +101,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     engine = {"provider": request.param, "dir": str(model), "max_seq_len": 2048, "lora": lora}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(install_fake(folder / "packages")))
-        with RunningServer(deployment_text("adapters", engine=engine), folder / "server") as server:
+        text = deployment_text("adapters", engine=engine, endpoints=ENDPOINTS)
+        with RunningServer(text, folder / "server") as server:
             yield Served(server)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from raw_calls import StreamFailed, engine_request, stream
-from running_server import PROJECT, RunningServer, deployment_text
+from running_server import ENDPOINTS, PROJECT, RunningServer, deployment_text
 from two_releases import two_releases
 from waiting import wait_until
 
@@ -35,7 +35,7 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
         "provider": "openvino", "dir": str(models / "target"), "draft_dir": str(models / "draft"),
         "is_prefix_caching": False, "num_kv_blocks": 512,
     }  # fmt: skip
-    text = deployment_text("drafting", engine=engine, bls={"accumulate_tokens": True})
+    text = deployment_text("drafting", engine=engine, endpoints=ENDPOINTS, bls={"accumulate_tokens": True})
     with RunningServer(text, tmp_path_factory.mktemp("drafting")) as server:
         yield server
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from killed_clients import ENDLESS, KILLED_CLIENT, SLOW, start_client
 from raw_calls import StreamFailed, engine_request, stream
-from running_server import SUPPORT, RunningServer, deployment_text
+from running_server import ENDPOINTS, SUPPORT, RunningServer, deployment_text
 from text_models import ONE_AND_IN_SOAK_ALL
 from waiting import wait_idle, wait_until
 
@@ -30,7 +30,8 @@ DIRECT = ["ensemble", "tensorrt_llm_bls"]
 
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with RunningServer(deployment_text("slow", engine=SLOW), tmp_path_factory.mktemp("slow")) as server:
+    text = deployment_text("slow", engine=SLOW, endpoints=ENDPOINTS)
+    with RunningServer(text, tmp_path_factory.mktemp("slow")) as server:
         yield server
 
 
@@ -106,7 +107,7 @@ def assert_kills_leave_nothing(server: RunningServer, *, num_clients: int, seed:
 
 def test_connections_that_are_killed_leave_no_state_in_any_model(start_server: StartServer) -> None:
     # 60 of them; `make soak` makes 1,000. 8 run at a time, the others wait.
-    server = start_server(engine=SLOW | {"max_num_seqs": 8})
+    server = start_server(engine=SLOW | {"max_num_seqs": 8}, endpoints=ENDPOINTS)
     assert_kills_leave_nothing(server, num_clients=3, seed=7)
 
 
@@ -151,7 +152,7 @@ def test_a_client_that_leaves_before_it_got_anything_stops_its_generation(
 
 @pytest.mark.parametrize("model", DIRECT)
 def test_a_waiting_request_whose_client_leaves_waits_no_longer(start_server: StartServer, model: str) -> None:
-    server = start_server(engine=SLOW | {"max_num_seqs": 1})
+    server = start_server(engine=SLOW | {"max_num_seqs": 1}, endpoints=[model])
     asked = {"text_input": "hello", "max_tokens": 300, "stream": True}
     running = stream(server.url, model, asked)
     next(running)
@@ -214,7 +215,7 @@ def test_a_stop_request_without_an_id_is_refused(simulated: RunningServer) -> No
 def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
     start_server: StartServer, model: str, number: int, reason: str
 ) -> None:
-    server = start_server(engine=SLOW | {"watchdog_s": 2.0})
+    server = start_server(engine=SLOW | {"watchdog_s": 2.0}, endpoints=[model])
     running = stream(server.url, model, {"text_input": "hello", "max_tokens": 1000, "stream": True})
     next(running)
     server.engine_process().send_signal(number)

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from fuzzed_requests import RequestFuzzer, Sent
-from running_server import RunningServer
+from running_server import ENDPOINTS, RunningServer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from waiting import wait_until
 
@@ -171,18 +171,18 @@ def fuzz(server: RunningServer, seed: int, is_over: Callable[[int], bool]) -> Fu
     return run
 
 
-def test_four_thousand_random_requests_are_all_answered(start_server: Callable[..., RunningServer]) -> None:
-    run = fuzz(start_server(engine=ENGINE), SEED, lambda count: count > 4_000)
-    assert run.num_answered == 4_000
-    assert run.outcomes["answered"] > 1_000  # the right ones among them
-    assert run.outcomes["failed"] > 400
+def test_two_thousand_random_requests_are_all_answered(start_server: Callable[..., RunningServer]) -> None:
+    run = fuzz(start_server(engine=ENGINE, endpoints=ENDPOINTS), SEED, lambda count: count > 2_000)
+    assert run.num_answered == 2_000
+    assert run.outcomes["answered"] > 500  # the right ones among them
+    assert run.outcomes["failed"] > 200
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_million_random_requests_or_half_an_hour_of_them(start_server: Callable[..., RunningServer]) -> None:
     start_s = time.monotonic()
-    server = start_server(engine=ENGINE)
+    server = start_server(engine=ENGINE, endpoints=ENDPOINTS)
     seed = SEED + 1
     run = fuzz(server, seed, lambda count: count > 1_000_000 or time.monotonic() > start_s + 1800)
     result: dict[str, object] = {

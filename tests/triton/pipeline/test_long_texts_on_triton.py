@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from raw_calls import StreamFailed, arrays, infer_inputs, stream
-from running_server import PROJECT, RunningServer, deployment_text
+from running_server import ENDPOINTS, PROJECT, RunningServer, deployment_text
 from waiting import wait_until
 
 from benchmarks.support.report import environment, write_result
@@ -43,7 +43,7 @@ def text_of(num_bytes: int, *, seed: int = 1) -> str:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Yield a server of prompts of 131,071 tokens, 4.3 MB of the demo's longest ones; a stub may be silent for 2 s."""
     engine = {"provider": "simulated", "step_ms": 5.0, "max_seq_len": 131_072, "num_kv_blocks": 16_384}
-    text = deployment_text("long", engine=engine, triton={"hang_timeout_s": HANG_TIMEOUT_S})
+    text = deployment_text("long", engine=engine, endpoints=ENDPOINTS, triton={"hang_timeout_s": HANG_TIMEOUT_S})
     with RunningServer(text, tmp_path_factory.mktemp("long")) as running:
         yield running
 

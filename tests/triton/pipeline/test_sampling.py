@@ -3,13 +3,12 @@
 
 import re
 import time
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 from raw_calls import Array, StreamFailed, stream
-from running_server import RunningServer
+from running_server import ENDPOINTS, PROJECT, RunningServer, deployment_text
 from test_ensemble import ASK, PROMPT, texts
 from waiting import wait_until
 
@@ -181,12 +180,18 @@ def test_what_needs_a_model_is_refused_by_the_simulated_engine(
         list(stream(simulated.url, model, ASK | asked))
 
 
-def test_a_draft_model_changes_nothing_but_what_it_saves(
-    openvino: RunningServer, model: str, start_server: Callable[..., RunningServer]
-) -> None:
-    models = Path(__file__).parents[3] / "examples/demo_model/openvino"
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = PROJECT / "examples/demo_model/openvino"
     engine = {"provider": "openvino", "dir": str(models / "target"), "draft_dir": str(models / "draft")}
-    drafting = start_server(engine=engine | {"is_prefix_caching": False})
+    text = deployment_text("drafting", engine=engine | {"is_prefix_caching": False}, endpoints=ENDPOINTS)
+    with RunningServer(text, tmp_path_factory.mktemp("drafting")) as server:
+        yield server
+
+
+def test_a_draft_model_changes_nothing_but_what_it_saves(
+    openvino: RunningServer, model: str, drafting: RunningServer
+) -> None:
     story = ASK | {"text_input": "Once upon a time", "max_tokens": 60}
     assert texts(drafting, model, **story) == texts(openvino, model, **story)
     outputs = ["text_output", *TIME_OUTPUTS, *DRAFT_OUTPUTS]

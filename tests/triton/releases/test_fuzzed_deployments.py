@@ -28,7 +28,7 @@ from trireme.base.errors import SpecError
 from trireme.base.free_ports import free_ports
 
 COUNT = 2000
-SAMPLE, OF = 16, 400  # in `make test`
+SAMPLE, OF = 12, 400  # in `make test`
 LOAD_S = 150.0  # of some 50 processes; 5 to 10 s on two idle cores
 # The kinds that are ever right; another provider than a base has is never installed here, or lacks its fields.
 ACCEPTED_KINDS = {

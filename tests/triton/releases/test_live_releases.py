@@ -60,7 +60,7 @@ def test_a_whole_rollout_and_a_rollback_under_streams(live: Live) -> None:
     url = live.server.url
     by_release = {1: answers(url, "ensemble")}
     stable_pid = live.status()["engine_pids"]["1"]
-    with Streams(url, by_release) as streams:
+    with Streams(url, by_release, num_streams=16) as streams:
         num_warm = live.server.log().count(WARM)
         live.add(2, seed=2)
         assert live.server.log().count(WARM) == num_warm + 1, "a candidate is warm before it is asked"
@@ -91,7 +91,7 @@ def test_a_whole_rollout_and_a_rollback_under_streams(live: Live) -> None:
     assert live.status()["canary"] is None
 
 
-@pytest.mark.parametrize("kind", ["crash", "hang"])
+@pytest.mark.parametrize("kind", [pytest.param("crash", marks=pytest.mark.soak), "hang"])
 def test_a_release_that_cannot_be_loaded_is_taken_back(live: Live, kind: str) -> None:
     before = live.status()
     with Streams(live.server.url, {before["release"]: answers(live.server.url, "ensemble")}) as streams:
@@ -212,6 +212,7 @@ def kill_adapter(live: Live, model: str, release: int) -> None:
     stub.kill()
 
 
+@pytest.mark.soak
 def test_a_release_is_replaced_though_triton_has_lost_requests_of_it(live: Live) -> None:
     asyncio.run(leave_at_the_last_word(live.server.url))
     old, pid = live.status()["release"], live.server.tritonserver().pid

@@ -34,7 +34,8 @@ def release(tmp_path: Path) -> Path:
 
 
 def deployment_of(release: Path) -> str:
-    return yaml.safe_dump({"name": "built", "release_dir": str(release), "engine": {"provider": "openvino"}})
+    built = {"release_dir": str(release), "engine": {"provider": "openvino"}}
+    return yaml.safe_dump({"name": "built", "endpoints": ["ensemble"], **built})
 
 
 def test_a_release_is_served_by_its_folder_alone(release: Path, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def as_argo(metric: Mapping[str, Any], args: Mapping[str, str]) -> str:
     return phase
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("engine", "end", "share"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from rollout_site import DEMO_MODEL, PATIENCE_S, Site
+from rollout_site import DEMO_MODEL, PATIENCE_S, ROLLED_OUT, Site
 from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import RoutedLoad, answers
 
@@ -27,7 +27,7 @@ NUM_PROMPTS = 40
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     engine = {"provider": "openvino", "dir": str(DEMO_MODEL), "max_seq_len": 512, "num_kv_blocks": 64}
-    with RunningServer(deployment_text("live", engine=engine), tmp_path / "server") as server:
+    with RunningServer(deployment_text("live", engine=engine, endpoints=ROLLED_OUT), tmp_path / "server") as server:
         yield Site(server)
 
 
@@ -117,6 +117,7 @@ def test_a_wrong_tokenizer_is_rolled_back_before_it_answers_a_user(site: Site, t
     assert answers(site.server.url, "ensemble") == by_release[1]
 
 
+@pytest.mark.soak
 def test_the_same_release_passes_the_prompts_and_goes_on_though_killed_meanwhile(site: Site) -> None:
     running = site.start(candidate(site, engine={"max_seq_len": 512}), options=("--prompts", held_out(site.folder)))
     wait_for_line(running, "held-out prompts: ")

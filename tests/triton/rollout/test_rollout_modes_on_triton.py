@@ -31,7 +31,7 @@ def test_a_shadow_compares_and_nobody_gets_its_answers(
     pid = shared_site.served()["engine_pids"]["1"]
     with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
         options = ("--mode", "shadow", "--max-copies", "8")
-        running = shared_site.start(shared_site.candidate(seed=seed), steps="20,100", options=options)
+        running = shared_site.start(shared_site.candidate(seed=seed), steps="100", options=options)
         text = shared_site.end_of(running)
     assert running.returncode == 0, text
     assert (load.wrong, load.refused) == ([], [])
@@ -88,6 +88,7 @@ def test_three_arms_until_a_person_takes_one(site: Site, texts: Texts) -> None:
     assert len(keys) == len(set(keys)) == 32
 
 
+@pytest.mark.soak
 def test_an_arm_that_dies_ends_the_test_and_no_other_release(shared_site: Site, texts: Texts) -> None:
     by_release = {1: texts[1]}
     pid = shared_site.served()["engine_pids"]["1"]
@@ -109,6 +110,7 @@ def second(tmp_path: Path) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.soak
 def test_two_servers_where_one_has_no_room_for_both(site: Site, second: RunningServer, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     pid = site.served()["engine_pids"]["1"]

@@ -123,18 +123,18 @@ def test_16_streams_come_to_their_end_while_it_drains_and_sigterm_then_ends_it_a
 
 def test_requests_are_taken_during_the_delay_and_refused_after_it(start_server: StartServer) -> None:
     [port] = free_ports(1)
-    options = ("--health-port", str(port), "--exit-delay-s", "5", "--exit-timeout-s", "600")
+    options = ("--health-port", str(port), "--exit-delay-s", "3", "--exit-timeout-s", "600")
     server = start_server(engine=SLOW, options=options)
     asked_s = time.monotonic()
     first, second = drain(server), drain(server)
-    wait_until(lambda: "new requests are taken for another 5 s" in server.log(), server)
+    wait_until(lambda: "new requests are taken for another 3 s" in server.log(), server)
     assert health(port, "ready") == (503, "draining")
     assert not server.is_ready()
-    running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 800, "stream": True})
+    running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 400, "stream": True})
     num_responses = 1 + bool(next(running))  # of a request that came when it was not ready any more
     num_taken, refusal = taken_until_refused(server)
     assert "[UNAVAILABLE reason=draining]" in refusal
-    assert time.monotonic() - asked_s > 5
+    assert time.monotonic() - asked_s > 3
     assert num_taken >= 1
     assert first.poll() is None  # a stream runs
     assert second.poll() is None
@@ -143,7 +143,7 @@ def test_requests_are_taken_during_the_delay_and_refused_after_it(start_server: 
         said, told = command.communicate(timeout=WAIT_S)
         assert command.returncode == 0, told
         assert said == "drained: every stream came to its end\n"
-        assert "new requests are taken for another 5 s" in told
+        assert "new requests are taken for another 3 s" in told
         assert "running streams may take another 600 s" in told
     assert server.stop() == 0
 
@@ -212,6 +212,7 @@ def test_triton_that_dies_in_the_delay_is_an_error_and_is_not_started_again(star
     assert "starting it again" not in server.log()
 
 
+@pytest.mark.soak
 def test_a_candidate_that_dies_meanwhile_costs_the_stable_release_no_stream(start_server: StartServer) -> None:
     server = start_server(engine=SLOW, options=("--exit-delay-s", "3", "--exit-timeout-s", "600"))
     control = ServerControl(server.folder / "build/spoiled/control.sock")

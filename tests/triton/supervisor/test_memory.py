@@ -61,13 +61,13 @@ async def _leave(url: str, model: str, num_streams: int) -> None:
             await asyncio.gather(*(leave_one() for _ in range(30)))
 
 
-@pytest.mark.parametrize("model", ["ensemble", "ensemble_graph"])
+@pytest.mark.parametrize("model", ["ensemble", pytest.param("ensemble_graph", marks=pytest.mark.soak)])
 def test_a_stream_that_its_client_leaves_costs_the_server_less_than_1_kib(
     start_server: Callable[..., RunningServer], model: str
 ) -> None:
     # A busy machine's engine with steps of 1 to 10 ms outruns the server, and the graph most of all: responses that
     # nobody will read make rounds that hold 50 MB more than any before, beside which a leak of 1 KiB a stream is lost.
-    server = start_server(engine={"provider": "simulated", "step_ms": 50.0, "num_kv_blocks": 4096})
+    server = start_server(engine={"provider": "simulated", "step_ms": 50.0, "num_kv_blocks": 4096}, endpoints=[model])
     memory = []
     for _ in range(4):
         asyncio.run(_leave(server.url, model, 600))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpcclient
-from running_server import PROJECT, RunningServer, deployment_text
+from running_server import ENDPOINTS, PROJECT, RunningServer, deployment_text
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
@@ -133,7 +133,7 @@ def test_who_has_the_key_of_the_file_can_ask_and_nobody_else_and_no_log_has_it(
 ) -> None:
     key = "".join(sorted(set(string.digits + string.ascii_letters + string.punctuation) - set(":=;,")))
     (tmp_path / "key").write_text(f"{key}\n")
-    server = start_server(options=("--control-key-file", str(tmp_path / "key")))
+    server = start_server(endpoints=ENDPOINTS, options=("--control-key-file", str(tmp_path / "key")))
     index = f"http://127.0.0.1:{server.http_port}/v2/repository/index"
     models = {"ensemble", "ensemble_graph", "tensorrt_llm", "tensorrt_llm_bls", "preprocessing", "postprocessing"}
 

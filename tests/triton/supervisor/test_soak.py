@@ -18,7 +18,7 @@ import pytest
 from killed_clients import KILLED_CLIENT, SLOW
 from mixed_load import MixedLoad
 from resident_memory import resident_mib
-from running_server import PROJECT, SUPPORT, RunningServer
+from running_server import ENDPOINTS, PROJECT, SUPPORT, RunningServer
 from test_cancellation import DIRECT, assert_kills_leave_nothing, open_http_stream
 from test_in_flight_batching import answer, ask_alone, request, workload
 from test_shutdown import assert_nothing_left, interrupt_while_streaming
@@ -52,7 +52,7 @@ async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chu
 def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
     start_server: Callable[..., RunningServer], evidence: Evidence, model: str
 ) -> None:
-    server = start_server(engine=FAST)
+    server = start_server(engine=FAST, endpoints=[model])
     asked = workload(64)
     expected = asyncio.run(ask_alone(server.url, asked))
     rng = random.Random(7)
@@ -117,7 +117,7 @@ def test_two_hundred_killed_clients_of_the_engine_step(
 def test_a_hundred_clients_that_leave(
     start_server: Callable[..., RunningServer], evidence: Evidence, model: str
 ) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, endpoints=[model])
     rng, milliseconds = random.Random(7), []
 
     async def leave(after_chunks: int) -> float:
@@ -142,7 +142,7 @@ def test_a_hundred_clients_that_leave(
 def test_a_hundred_clients_of_generate_stream_that_leave(
     start_server: Callable[..., RunningServer], evidence: Evidence, model: str
 ) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, endpoints=[model])
     milliseconds = []
     for _ in range(100):
         connection = open_http_stream(server, model)
@@ -155,7 +155,7 @@ def test_a_hundred_clients_of_generate_stream_that_leave(
 def test_a_thousand_connections_that_are_killed_leave_no_state_in_any_model(
     start_server: Callable[..., RunningServer], evidence: Evidence
 ) -> None:
-    server = start_server(engine=SLOW | {"max_num_seqs": 8})
+    server = start_server(engine=SLOW | {"max_num_seqs": 8}, endpoints=ENDPOINTS)
     connections = assert_kills_leave_nothing(server, num_clients=50, seed=8)
     found = {
         "connections": connections,

@@ -15,7 +15,7 @@ from typing import Self
 import psutil
 import pytest
 from raw_calls import StreamFailed, stream
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 from waiting import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
@@ -115,11 +115,11 @@ class Caller:
 
 @pytest.mark.parametrize(
     "name",
-    ["tritonserver", "tensorrt_llm", "ensemble"]
-    + [pytest.param(n, marks=pytest.mark.soak) for n in PYTHON_MODELS if n not in ("tensorrt_llm", "ensemble")],
+    ["tritonserver", "tensorrt_llm"]
+    + [pytest.param(name, marks=pytest.mark.soak) for name in PYTHON_MODELS if name != "tensorrt_llm"],
 )
 def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server: StartServer, name: str) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, endpoints=ENDPOINTS)
     processes = server.triton_processes()
     [owner] = prefixes(server)
     running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2000, "stream": True})
@@ -151,7 +151,7 @@ def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server
     + [pytest.param(name, marks=pytest.mark.soak) for name in PYTHON_MODELS if name != "ensemble"],
 )
 def test_what_hangs_is_found_within_the_stated_time(start_server: StartServer, name: str) -> None:
-    server = start_server(engine=SLOW, triton={"hang_timeout_s": 2.0})
+    server = start_server(engine=SLOW, endpoints=ENDPOINTS, triton={"hang_timeout_s": 2.0})
     hung = victim(server, name)
     hung.suspend()
     # The timeout, a question under way, and a question that another adapter may be slow to answer.
@@ -164,7 +164,7 @@ def test_what_hangs_is_found_within_the_stated_time(start_server: StartServer, n
 
 
 def test_a_process_that_goes_on_after_triton_has_given_it_up_answers_nobody(start_server: StartServer) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, endpoints=["ensemble_graph"])
     with TritonClient(server.url) as client:
         expected = "".join(chunk.text for chunk in client.generate(ASK, model="ensemble_graph"))
     stopped = server.stub("preprocessing")
@@ -232,7 +232,7 @@ def test_ctrl_c_while_it_waits_to_start_again_ends_it_at_once(start_server: Star
 
 def test_a_process_that_is_held_up_while_it_loads_costs_a_start_at_most(tmp_path: Path) -> None:
     """A busy machine does so: Triton 2.51 takes the process for dead after a second, and then crashes or waits."""
-    server = RunningServer(deployment_text("spoiled", engine=SLOW), tmp_path)
+    server = RunningServer(deployment_text("spoiled", engine=SLOW, endpoints=["ensemble", "ensemble_graph"]), tmp_path)
 
     def hold_up() -> None:
         while not (found := stubs_of(server, "postprocessing")):
@@ -253,7 +253,7 @@ def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_o
 ) -> None:
     alive, killed = start_beside(), start_beside()
     regions, orphans = set(alive.shared_memory()), killed.shared_memory()
-    assert len(orphans) > 3
+    assert len(orphans) >= 3
     processes = killed.descendants()
     for process in [psutil.Process(killed.process.pid), *processes]:  # all at once: nobody is left to clean up
         process.kill()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 
 from clients.streaming import GenerateRequest, TritonClient
 from trireme.base.free_ports import free_ports
@@ -37,7 +37,7 @@ class SlowlyWarming:
 
     def __init__(self, folder: Path) -> None:
         [self.health_port] = free_ports(1)
-        text = deployment_text("warming", engine={"provider": "simulated", "step_ms": STEP_MS})
+        text = deployment_text("warming", engine={"provider": "simulated", "step_ms": STEP_MS}, endpoints=ENDPOINTS)
         self.server = RunningServer(text, folder, options=("--health-port", str(self.health_port)))
         self.start = threading.Thread(target=self.server.__enter__, daemon=True)
         self.start.start()

@@ -9,7 +9,7 @@ import pytest
 from fake_packages import install_fake
 from fake_tensorrt_llm import write_engine
 from lora_adapters import write_adapter
-from running_server import PROJECT, RunningServer, deployment_text
+from running_server import ENDPOINTS, PROJECT, RunningServer, deployment_text
 
 MAX_BEAM_WIDTH = 3
 LORA_TASK_ID = 3
@@ -35,6 +35,6 @@ def compiled_server(folder: Path, *, decoupled: bool = True) -> Iterator[Running
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(install_fake(folder / "packages")))
-        text = deployment_text("compiled", engine=engine, decoupled=decoupled)
+        text = deployment_text("compiled", engine=engine, endpoints=ENDPOINTS, decoupled=decoupled)
         with RunningServer(text, folder / "server") as server:
             yield server

@@ -3,11 +3,9 @@
 
 from running_server import RunningServer
 
-from ensemble_configs.spec.model_names import PYTHON_MODELS
-
 
 def resident_mib(server: RunningServer) -> dict[str, float]:
     """Return the RSS in MiB of `tritonserver`, of each stub by its model, and of the engine process."""
     processes = {"tritonserver": server.tritonserver(), "engine": server.engine_process()}
-    processes |= {model: server.stub(model) for model in PYTHON_MODELS}
+    processes |= server.stubs()
     return {name: process.memory_info().rss / 2**20 for name, process in processes.items()}

@@ -33,10 +33,11 @@ GATE = {
     "fade_s": 0.5,
     "effects": dict.fromkeys(("ttft", "tpot", "e2e_per_token"), 0.9)
     | dict.fromkeys(("output_tokens", "cut"), 0.5)
-    | dict.fromkeys(("errors", "empty", "looping"), 0.1)
-    | {"slow": 0.2},
+    | dict.fromkeys(("errors", "empty", "looping"), 0.2)
+    | {"slow": 0.4},
 }
 PATIENCE_S = 120.0
+ROLLED_OUT = ("ensemble", "tensorrt_llm_bls")  # those that a rollout goes by; each more is a process a release
 STEPS = "20,50,100"
 HARD: dict[str, Any] = {"step_ms": 4.0}  # with 40 tokens an answer, 32 streams are more than two cores can do
 HARD_TOKENS = 40
@@ -135,8 +136,7 @@ def serving(folder: Path, *, triton: Mapping[str, object] | None = None, **engin
     Its releases may take half a minute to load, and it may be killed as often as a test likes.
     """
     triton = {"restart_backoff_s": 0.0, "max_restarts": 100, **(triton or {})}
-    endpoints = ["ensemble", "tensorrt_llm_bls"]  # those that a rollout goes by; each more is a process a release
-    text = deployment_text("live", engine=ENGINE | {"seed": 1} | engine, triton=triton, endpoints=endpoints)
+    text = deployment_text("live", engine=ENGINE | {"seed": 1} | engine, triton=triton, endpoints=ROLLED_OUT)
     return RunningServer(text, folder, options=("--ready-timeout-s", "30"))
 
 

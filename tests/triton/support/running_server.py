@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -29,13 +29,22 @@ MOST_ENDING = 1  # more would take the time of the test that runs
 SHARED_MEMORY = Path("/dev/shm")
 
 
+# Of each server that a test starts, a process: most tests ask the first alone.
+ENDPOINTS = ("ensemble", "ensemble_graph", "tensorrt_llm_bls")
+
+
 def deployment_text(
-    name: str, *, engine: Mapping[str, object], triton: Mapping[str, object] | None = None, **more: object
+    name: str,
+    *,
+    engine: Mapping[str, object],
+    triton: Mapping[str, object] | None = None,
+    endpoints: Sequence[str] = ENDPOINTS[:1],
+    **more: object,
 ) -> str:
-    """Return a deployment file with the demo's tokenizer."""
+    """Return a deployment file with the demo's tokenizer, of the endpoint `ensemble` where no others are named."""
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
     spec = {"name": name, "tokenizer": tokenizer, "engine": dict(engine), "triton": dict(triton or {}), **more}
-    return yaml.safe_dump(spec)
+    return yaml.safe_dump(spec | {"endpoints": [*endpoints]})
 
 
 class RunningServer:
@@ -175,8 +184,12 @@ class RunningServer:
 
     def stub(self, model: str) -> psutil.Process:
         """Return the process that Triton runs a Python model in."""
-        [stub] = [p for p in self.descendants() if any(f"/{model}/1/model.py" in part for part in p.cmdline())]
-        return stub
+        return self.stubs()[model]
+
+    def stubs(self) -> dict[str, psutil.Process]:
+        """Return the processes that Triton runs Python models in, each by its model."""
+        found = [(process, " ".join(process.cmdline())) for process in self.descendants()]
+        return {match[1]: process for process, line in found if (match := re.search(r"/(\w+)/1/model\.py", line))}
 
     def engine_process(self) -> psutil.Process:
         [engine] = [p for p in self.descendants() if "serving.engine_process.engine_loop" in p.cmdline()]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from metrics_page import metrics_page
 from prometheus_here import needs_prometheus
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 from steady_load import steady_load
 from waiting import wait_until
 
@@ -107,7 +107,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPrometheu
     folder = tmp_path_factory.mktemp("watched")
     release = {"engine": ENGINE | FIGURES, "admission": {"queue": {"max_requests": 2}}}
     canary = release | {"release": 2, "tokenizer": {"dir": str(DEMO)}}
-    text = deployment_text("watched", canary=2, other_releases=[canary], **release)
+    text = deployment_text("watched", endpoints=ENDPOINTS, canary=2, other_releases=[canary], **release)
     with ExitStack() as ending:
         server = ending.enter_context(RunningServer(text, folder))
         pages = {name: [ending.enter_context(metrics_page(replayed(name)))] for name in EXPORTERS}

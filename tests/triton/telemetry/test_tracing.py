@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Tracer
 from otlp_receiver import OtlpReceiver, ReceivedSpan
 from raw_calls import StreamFailed, engine_request, stream
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 from waiting import wait_until
 
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
@@ -39,6 +39,7 @@ def traced(receiver: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory) -> 
     """Yield a server of one request at a time, and one that waits; all are traced and have a line in the log."""
     text = deployment_text(
         "traced",
+        endpoints=ENDPOINTS,
         engine={"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 256, "max_num_seqs": 1},
         admission={"queue": {"max_requests": 1}},
         tracing={"endpoint": receiver.endpoint, "export_delay_s": 0.1, "metrics_period_s": 0.3},

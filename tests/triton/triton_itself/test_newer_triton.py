@@ -26,7 +26,6 @@ from test_live_releases import ENGINE, Live, kill_adapter
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
-from ensemble_configs.spec.model_names import PYTHON_MODELS
 from serving.doctor.server_features import ServerFeatures, refuse_broken_tensors
 from serving.doctor.server_probe import ECHO, FACTS, WAS_ASKED, ask_server
 from serving.process import installation
@@ -64,6 +63,7 @@ def test_a_candidate_whose_adapter_is_dead_goes_though_the_server_is_not_ready(n
     assert newer.server.tritonserver().pid == before
 
 
+@pytest.mark.soak
 def test_two_dead_candidates_go_one_after_the_other(newer: Live) -> None:
     newer.add(2, seed=2)
     newer.control.ask("add", release=newer.release(3, seed=3), is_canary=False)
@@ -236,7 +236,7 @@ def test_a_process_that_aborts_once_it_was_unloaded_is_no_crash(tmp_path: Path) 
         assert server.is_ready()
         assert server.tritonserver().pid == triton
         assert server.stop() == 0
-        assert len((folder / ABORTED).read_text().split()) >= 2 * len(PYTHON_MODELS), "those of both releases did abort"
+        assert len((folder / ABORTED).read_text().split()) >= 4, "the two of both releases did abort"
         assert not re.search(
             r"the process of model|starting it again|could not be taken out|has lost a request", server.log()
         )

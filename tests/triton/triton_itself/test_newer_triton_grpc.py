@@ -19,7 +19,7 @@ from newer_triton import write_newer_triton
 from newer_triton_grpc import STOPPING
 from plain_triton import PlainTriton, write_model
 from raw_calls import StreamFailed, arrays, infer_inputs, stream
-from running_server import RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text
 from test_shutdown import SLOW, interrupt_while_streaming
 from waiting import wait_until
 
@@ -182,7 +182,7 @@ def test_an_output_that_is_named_twice_is_refused(stopping: PlainTriton) -> None
 
 
 def test_a_drain_before_it_ends_every_stream_though_an_idle_one_is_cut(tmp_path: Path, newer_path: str) -> None:
-    text = deployment_text("live", engine=SLOW)
+    text = deployment_text("live", engine=SLOW, endpoints=ENDPOINTS)
     with RunningServer(text, tmp_path / "live", below=("env", f"PATH={newer_path}")) as server:
         ended: queue.Queue[Any] = queue.Queue()
         with grpcclient.InferenceServerClient(server.url) as idle:

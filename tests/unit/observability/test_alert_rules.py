@@ -68,6 +68,7 @@ def test_the_tests_evaluate_every_group_in_the_files_order() -> None:
     assert order == [group["name"] for text in texts for group in yaml.safe_load(text)["groups"]]
 
 
+@pytest.mark.soak
 @needs_prometheus
 def test_promtool_notices_every_alert_that_never_fires(tmp_path: Path) -> None:
     for file in (RECORDING_RULES, ALERT_TESTS):
