@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells a process from a later process with the same number."""
+"""Tell a process from a later process with the same number."""
 
 from pathlib import Path
 

@@ -55,8 +55,8 @@ def replayed(name: str) -> Callable[[], str]:
 
 def test_alerts_fire_and_are_resolved_up_to_alertmanager(tmp_path: Path) -> None:
     # Four seats, 25 steps of 5 ms a request: 32 requests a second, and 60 callers wait two seconds.
-    slow = {"engine": ENGINE | {"step_ms": 5.0}, "admission": {}}
-    server = RunningServer(deployment_text("alerts", **slow), tmp_path / "server")
+    text = deployment_text("alerts", engine=ENGINE | {"step_ms": 5.0}, admission={})
+    server = RunningServer(text, tmp_path / "server")
     ports = free_ports(2)
     targets = {"trireme": [f"127.0.0.1:{server.metrics_port}"]}
     with server, LocalPrometheus(tmp_path, targets, ports=(ports[0], ports[1]), is_fast=True) as prometheus:

@@ -127,7 +127,7 @@ def test_a_rank_that_runs_its_program_late_is_found_and_what_a_rank_starts_is_no
     theirs.close()
     try:
         messages.send(ours, order)
-        found = messages.receive(ours, messages.FromGuard)
+        found = messages.receive(ours, messages.RankFound)
         assert isinstance(found, messages.RankFound)
         assert found.pid == int((tmp_path / "pid").read_text())
         assert found.start_ticks == start_ticks(found.pid)
