@@ -4,6 +4,7 @@
 import contextlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -86,8 +87,22 @@ def container_of(environment: Path) -> list[str]:
         f"mount -o remount,bind,ro {environment}",
         f"mount -t tmpfs none {PROJECT}",
         *(f"mount --bind /dev/null {compiler}" for compiler in dict.fromkeys(map(os.path.realpath, compilers))),
+        *_open_python(Path(sys.base_prefix)),
     ]
     return ["unshare", "--mount", "sh", "-ec", f'{"; ".join(mounts)}; exec "$@"', "sh"]
+
+
+def _open_python(installation: Path) -> list[str]:
+    """Return the mounts that let any user reach a Python below a folder that is closed, as root's home often is."""
+    closed = next((path for path in reversed(installation.parents) if not path.stat().st_mode & stat.S_IXOTH), None)
+    if closed is None:
+        return []
+    return [
+        f"mount --bind {installation} /mnt",
+        f"mount -t tmpfs -o mode=755 none {closed}",
+        f"mkdir -p {installation}",
+        f"mount --move /mnt {installation}",
+    ]
 
 
 @contextlib.contextmanager
