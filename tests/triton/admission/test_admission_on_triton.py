@@ -165,7 +165,7 @@ def test_under_load_batch_gets_shorter_answers_and_then_none_and_premium_all(
     async def run() -> float:
         async with AsyncTritonClient(server.url) as client:
             start_s = time.monotonic()
-            asked = [asyncio.create_task(one(client, at, start_s)) for at in arrivals(rng, 26, 8)]
+            asked = [asyncio.create_task(one(client, at, start_s)) for at in arrivals(rng, 75, 6)]
             await asyncio.sleep(5)
             step = await asyncio.to_thread(server.metric, "trireme_degradation_step")
             await asyncio.gather(*asked)
