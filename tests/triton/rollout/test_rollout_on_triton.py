@@ -168,6 +168,16 @@ def kill_triton(site: Site, most: int, seed: int, *, engine_seed: int = 2) -> in
     return kills
 
 
+def test_triton_killed_while_a_rollout_runs(site: Site, texts: Texts) -> None:
+    by_release = {seed: texts[seed] for seed in (1, 2)}
+    # Its streams end with their server.
+    with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=8) as load:
+        assert kill_triton(site, most=1, seed=3) == 1
+        one_release_serves_all(site)
+        load.wait_for(2 if site.status()["phase"] == "promoted" else 1, 16)
+    assert load.mixed == []
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thirty_kills_of_the_rollout_and_ten_of_triton(hard_site: Site, hard_texts: Texts) -> None:

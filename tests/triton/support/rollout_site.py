@@ -33,8 +33,8 @@ GATE = {
     "fade_s": 0.5,
     "effects": dict.fromkeys(("ttft", "tpot", "e2e_per_token"), 0.9)
     | dict.fromkeys(("output_tokens", "cut"), 0.5)
-    | dict.fromkeys(("errors", "empty", "looping"), 0.2)
-    | {"slow": 0.4},
+    | dict.fromkeys(("errors", "empty", "looping"), 0.1)
+    | {"slow": 0.2},
 }
 PATIENCE_S = 120.0
 ROLLED_OUT = ("ensemble", "tensorrt_llm_bls")  # those that a rollout goes by; each more is a process a release
