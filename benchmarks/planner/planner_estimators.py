@@ -16,7 +16,12 @@ import yaml
 from benchmarks.support.report import write_result
 from build_engines.checkpoint.known_models import known_models
 from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
-from build_engines.planner.estimators.aisimulate_process import PYTHON, AiSimulateProcess, model_folder
+from build_engines.planner.estimators.aisimulate_process import (
+    NOT_INSTALLED,
+    PYTHON,
+    AiSimulateProcess,
+    model_folder,
+)
 from build_engines.planner.estimators.estimator import Load
 from build_engines.planner.estimators.estimator_choice import TABLE
 from build_engines.planner.estimators.published import (
@@ -84,6 +89,8 @@ def ask_all(rows: tuple[Measurement, ...]) -> tuple[dict[str, float | str], dict
 
 def main() -> None:
     """Ask both, compare, write."""
+    if not AiSimulateProcess().is_installed:
+        raise SystemExit(NOT_INSTALLED)
     rows = scored()
     theirs, versions = ask_all(rows)
     ours = {one.id: predicted(one, fitted()) for one in rows}
