@@ -104,17 +104,26 @@ class RunningServer:
             stdout=self._log,
             stderr=self._log,
         )
-        deadline_s = time.monotonic() + READY_S
-        while not (self.is_ready() and "ready after" in self.log()):  # Triton is a moment earlier than its parent
-            assert self.process.poll() is None, self.log()
-            assert time.monotonic() < deadline_s, self.log()
-            time.sleep(0.05)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._is_spoiled = True
+            self.process.terminate()
+            self.discard()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.interrupt()
         self.leave()
+
+    def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + READY_S
+        while not (self.is_ready() and "ready after" in self.log()):  # Triton is a moment earlier than its parent
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline_s, self.log()
+            time.sleep(0.05)
 
     def leave(self) -> None:
         """Let the server end, as it has been told to."""

@@ -32,8 +32,6 @@ from serving.process import installation
 from serving.process.installation import RECORD, TritonInstallation, find_triton, recorded_triton
 from trireme.base.errors import SpecError
 
-LOAD_TIMEOUT_S = 12
-
 
 @pytest.fixture
 def below(tmp_path: Path) -> tuple[str, ...]:
@@ -46,8 +44,7 @@ def below(tmp_path: Path) -> tuple[str, ...]:
 def newer(tmp_path: Path, below: tuple[str, ...]) -> Iterator[Live]:
     """Yield a server that serves release 1, on the newer tritonserver."""
     text = deployment_text("live", engine=ENGINE | {"seed": 1})
-    options = ("--ready-timeout-s", str(LOAD_TIMEOUT_S))
-    with RunningServer(text, tmp_path / "live", options=options, below=below) as server:
+    with RunningServer(text, tmp_path / "live", below=below) as server:
         yield Live(server)
 
 
