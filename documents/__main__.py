@@ -14,6 +14,7 @@ from documents import (
     planner_page,
     quantization_page,
     rollout_page,
+    study_pages,
     support_table,
     trtllm_page,
 )
@@ -31,6 +32,7 @@ PAGES = {
     performance_page.PAGE: performance_page.page,
     planner_page.PAGE: planner_page.page,
     **decision_pages.WRITERS,
+    **study_pages.WRITERS,
     cost_cases_page.PAGE: cost_cases_page.page,
     **reference_pages.WRITERS,
 }

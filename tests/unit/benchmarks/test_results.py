@@ -16,12 +16,6 @@ from trireme.base import provenance
 WITHOUT_COMMIT = {
     "admission_decisions_2026-11-22.json",
     "admission_decisions_slower_machine_2026-11-22.json",
-    "batch_share_in_virtual_time_2026-11-22.json",
-    "overload_in_virtual_time_2026-11-22.json",
-    "overload_in_virtual_time_bursty_step_40_ms_2026-11-22.json",
-    "overload_in_virtual_time_bursty_step_40_ms_refuse_within_0_ms_2026-11-22.json",
-    "overload_in_virtual_time_step_40_ms_2026-11-22.json",
-    "overload_in_virtual_time_step_40_ms_refuse_within_0_ms_2026-11-22.json",
     "planner_estimators_2026-11-21.json",
 }
 OF_A_DIRTY_TREE = {
