@@ -20,6 +20,12 @@ def latest(name: str) -> Document:
     return _read(_file(name))
 
 
+def no_clean_commit(result: Document) -> str:
+    """Return a remark where a part of a result names no commit, or was measured on a tree that no commit holds."""
+    environments = (part["environment"] for part in _parts(result) if "environment" in part)
+    return "" if all(is_clean(each.get("commit") or "") for each in environments) else ", of no clean commit"
+
+
 def source(*names: str) -> str:
     """Return a line that names the newest results, with processor, date and load of each."""
     return "; ".join(_source(_file(name)) for name in names) + "."
@@ -303,10 +309,18 @@ def _read(path: Path) -> Document:
     return found
 
 
+def _parts(value: object) -> Iterator[Document]:
+    if isinstance(value, Mapping):
+        yield value
+        for each in value.values():
+            yield from _parts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _parts(each)
+
+
 def _source(path: Path) -> str:
-    where = _read(path).get("environment")
-    if where is None:  # in virtual time it is alike on every machine
-        return f"`benchmarks/results/{path.name}` (names no commit)"
+    result = _read(path)
+    where = result["environment"]
     processor = where["cpu"].replace("(R)", "").partition(" Processor")[0]
-    origin = "" if is_clean(where.get("commit") or "") else ", of no clean commit"
-    return f"`benchmarks/results/{path.name}` ({processor}, load {where['load_1min']:.1f}{origin})"
+    return f"`benchmarks/results/{path.name}` ({processor}, load {where['load_1min']:.1f}{no_clean_commit(result)})"

@@ -3,12 +3,12 @@
 
 from pathlib import Path
 
-from benchmarks.support.report import RESULTS
-from documents.measured_tables import Document, latest
+from documents.measured_tables import Document, latest, source
 from documents.pages import with_tables
 from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner.md"
+_RESULT = "planner_estimators"
 _GPUS = {"h100": "H100", "a100-80": "A100-80", "l40s": "L40S"}
 
 
@@ -23,7 +23,7 @@ def tables() -> dict[str, str]:
 
 
 def _errors() -> str:
-    result = latest("planner_estimators")
+    result = latest(_RESULT)
     left_out = result["roofline_on_what_was_left_out_of_its_fit"]
     found = {
         "nothing": result["shared"]["roofline"],
@@ -34,11 +34,12 @@ def _errors() -> str:
         [title, str(one["num_cells"]), f"x/÷ {one['median']:.2f}", f"x/÷ {one['p90']:.2f}"]
         for title, one in found.items()
     ]
-    return markdown_table(["left out", "cells", "median error", "90 % within"], rows) + _origin()
+    table = markdown_table(["left out", "cells", "median error", "90 % within"], rows)
+    return f"{table}\n\nFrom {source(_RESULT)}"
 
 
 def _estimators() -> str:
-    result = latest("planner_estimators")
+    result = latest(_RESULT)
     left_out, by = result["roofline_on_what_was_left_out_of_its_fit"], result["by"]["gpu"]
     shared, versions = result["shared"], result["versions"]["its tables, TensorRT-LLM by GPU"]
     rows = [
@@ -61,12 +62,8 @@ def _estimators() -> str:
         for gpu, title in _GPUS.items()
     ]
     header = ["GPU", "cells", "roofline, GPU left out", "AISimulate", "its tables, TensorRT-LLM"]
-    return markdown_table(header, rows) + _origin()
+    return f"{markdown_table(header, rows)}\n\nFrom {source(_RESULT)}"
 
 
 def _error(one: Document) -> str:
     return f"{one['median']:.2f}, {one['p90']:.2f}"
-
-
-def _origin() -> str:
-    return f"\n\nFrom `benchmarks/results/{max(RESULTS.glob('planner_estimators_[0-9]*.json')).name}`."

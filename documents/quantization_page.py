@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from documents.measured_tables import no_clean_commit
 from documents.pages import DOCS, Document, latest, paragraph
 from trireme.base.text_tables import markdown_table
 
@@ -50,7 +51,7 @@ def _origin(result: Document, source: str) -> Iterator[str]:
     where = result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in result["releases"][0]["versions"].items())
     yield paragraph(
-        f"""Written by `make docs` from `benchmarks/results/{source}`. What the figures mean:
+        f"""Written by `make docs` from `benchmarks/results/{source}`{no_clean_commit(result)}. What the figures mean:
         [evaluation.md](evaluation.md); which to choose: [decisions/quantization.md](decisions/quantization.md). To
         measure again, build the recipes and give the releases to `python -m benchmarks.quantization`, base first."""
     )

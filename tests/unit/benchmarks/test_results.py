@@ -16,7 +16,6 @@ from trireme.base import provenance
 WITHOUT_COMMIT = {
     "admission_decisions_2026-11-22.json",
     "admission_decisions_slower_machine_2026-11-22.json",
-    "planner_estimators_2026-11-21.json",
 }
 OF_A_DIRTY_TREE = {
     "batch_beside_interactive_2026-11-22.json",
