@@ -43,7 +43,7 @@ def _decoupled_as_engine(value: Value, context: Context) -> Verdict:
 def _queue_size(value: Value, _: Context) -> Verdict:
     if not value.read(integer):
         return implied("no bound, as here")
-    return lost("the queue of requests has no bound here; bound the requests in flight in the clients or in a proxy")
+    return lost("Triton's queue holds no request here; admission.queue.max_requests bounds what waits for the engine")
 
 
 EVERY_MODEL: Mapping[str, Rule] = {

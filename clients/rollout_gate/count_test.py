@@ -73,9 +73,6 @@ def excess_bound(events: NDArray[np.float64], num: NDArray[np.float64], effect: 
     Few events: the difference of Robbins' bounds, each arm at half of `alpha`. Many events, which are nearly normal:
     the bound of `clients.rollout_gate.mean_test`, which is narrower.
 
-    Of few events that of Robbins' bounds, each arm at half of `alpha`; of many, which are then nearly normal, that of
-    `clients.rollout_gate.mean_test`, which is narrower.
-
     Args:
         events: [..., 2] events of the candidate and the baseline.
         num: [..., 2] requests of them.
