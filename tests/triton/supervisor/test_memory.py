@@ -3,8 +3,6 @@
 
 import asyncio
 import contextlib
-import itertools
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +12,7 @@ import grpc
 import pytest
 from fuzzed_requests import Sent, strings
 from mixed_load import MixedLoad
-from resident_memory import resident_mib
+from resident_memory import kept_by_a_round, resident_mib
 from running_server import RunningServer
 from tritonclient.grpc import service_pb2_grpc
 from waiting import wait_until
@@ -37,15 +35,6 @@ def test_after_a_warm_up_no_process_grows_by_1_kib_a_request(start_server: Calla
     assert max(growth_kib.values()) < 1, growth_kib
     assert load.outcomes["read"] > 800
     assert min(load.outcomes.values()) > 50
-
-
-def _kept_kib(memory_kib: list[float]) -> float:
-    """Return what a round leaves behind, the median of the rounds.
-
-    A leak grows in each, while an allocator keeps the pages of the one round that held more at a time than any before
-    (50 MB free of 120, read with `malloc_stats`).
-    """
-    return statistics.median(after - before for before, after in itertools.pairwise(memory_kib))
 
 
 async def _leave(url: str, model: str, num_streams: int) -> None:
@@ -73,7 +62,7 @@ def test_a_stream_that_its_client_leaves_costs_the_server_less_than_1_kib(
         asyncio.run(_leave(server.url, model, 600))
         wait_until(lambda: server.num_streams() == 0 and server.used_kv_blocks() == 0, 10)
         memory.append(1024 * resident_mib(server)["tritonserver"])
-    assert _kept_kib(memory) / 600 < 1, memory
+    assert kept_by_a_round(memory) / 600 < 1, memory
 
 
 def _ask_nobody(url: str, num_streams: int) -> None:
@@ -100,7 +89,7 @@ def test_a_stream_to_a_model_that_is_not_there_costs_the_server_less_than_1_kib(
         _ask_nobody(simulated.url, 500)
         time.sleep(2)
         memory.append(1024 * resident_mib(simulated)["tritonserver"])
-    assert _kept_kib(memory) / 500 < 1, memory
+    assert kept_by_a_round(memory) / 500 < 1, memory
 
 
 def test_large_messages_leave_nothing_with_the_server(simulated: RunningServer) -> None:
