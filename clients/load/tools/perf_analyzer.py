@@ -104,7 +104,7 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         folder = Path(name)
         (folder / "input.json").write_text(json.dumps({"data": [_row(session) for session in plan]}))
         command = [str(program), *_options(load)]
-        found, exported = _exported(command, folder, metrics, load.access)
+        found, exported = whole_export(command, folder, metrics, load.access)
     records = records_of(exported, found.start_epoch_ns, plan)
     version = re.search(r"\d+\.\d+\.\d+", str(exported.get("version", "")))
     info.tool += f" {version[0] if version else '?'}"
@@ -155,16 +155,21 @@ def _row(session: Session) -> dict[str, list[Any]]:
     }
 
 
-def _exported(
+def whole_export(
     command: Sequence[str], folder: Path, metrics: str | None, access: Access
 ) -> tuple[ToolRun, dict[str, Any]]:
     """Run perf_analyzer and return its export.
 
-    Once in some tens of runs on a busy machine its export is cut, and it is run again.
+    Once in some tens of runs its export is cut, and it is run again.
+
+    Raises:
+        ServerError: it failed, or its export was cut each time.
     """
+    export = folder / "export.json"
     for attempt in itertools.count(1):
+        export.unlink(missing_ok=True)  # it writes over no file
         found = run_tool(command, cwd=folder, metrics=metrics, access=access, what="perf_analyzer")
-        text = (folder / "export.json").read_bytes() if (folder / "export.json").exists() else b""
+        text = export.read_bytes() if export.exists() else b""
         if text and len(text) % _CUT:
             break
         if attempt == _ATTEMPTS:

@@ -27,7 +27,7 @@ _TOOLS = CODE_ROOT / ".tools"  # of a checkout
 _POLL_S = 0.5
 _STOP_S = 5.0  # from SIGTERM to SIGKILL
 _KEEP_S = 180.0  # from SIGTERM to SIGKILL, of a tool that waits for the answers that it has asked for
-_SHOWN_LINES = 15  # of a program that failed
+_SHOWN_LINES = 5, 12  # of a program that failed: perf_analyzer says why first, before its options; others last
 
 
 class ToolRun(NamedTuple):
@@ -87,7 +87,7 @@ def run_tool(
 
     Raises:
         KeyboardInterrupt: a signal ended it.
-        ServerError: it failed; with the end of what it said.
+        ServerError: it failed; with the beginning and the end of what it said.
     """
     start_epoch_ns, start_ns = time.time_ns(), time.monotonic_ns()
     watch = ServerWatch(metrics, start_ns=start_ns, access=access) if metrics else None
@@ -120,7 +120,7 @@ def run_tool(
     text = output.read_text(errors="replace")
     output.unlink()
     if process.returncode and not was_interrupted:
-        said = "\n".join(text.splitlines()[-_SHOWN_LINES:])
+        said = _ends_of(text.splitlines())
         raise ServerError(f"{what} ended with status {process.returncode}: {said or 'see above'}")
     return ToolRun(
         output=text,
@@ -146,6 +146,15 @@ def keep_run(out: Path, info: RunInfo, found: ToolRun, records: list[LoadRecord]
     info.metrics_failure = found.metrics_failure
     write_run(out, info, records, samples)
     return Run(path=out, info=info, records=records, samples=samples)
+
+
+def _ends_of(lines: Sequence[str]) -> str:
+    """Return the first lines and the last, and how many are left out between them."""
+    first, last = _SHOWN_LINES
+    num_between = len(lines) - first - last
+    if num_between > 0:
+        lines = [*lines[:first], f"... {num_between} lines ...", *lines[-last:]]
+    return "\n".join(lines)
 
 
 def _watch(process: "subprocess.Popen[bytes]", start_ns: int, samples: list[CpuSample], signals: Sequence[int]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clients.access import NO_ACCESS
+from clients.load.tools.perf_analyzer import whole_export
 from clients.load.tools.tool_run import run_tool
 from trireme.base.errors import ServerError
 
@@ -105,3 +107,32 @@ def test_a_tool_that_fails_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="a tool ended with status 3"):
         run_tool([sys.executable, "-c", tool(then="sys.exit(3)")], cwd=tmp_path, metrics=None, what="a tool")
     assert still_run(tmp_path) == []
+
+
+def test_a_tool_that_fails_is_quoted_with_its_first_lines_and_its_last(tmp_path: Path) -> None:
+    many = "print('Error: no such option'); [print('option', index) for index in range(100)]; sys.exit(99)"
+    with pytest.raises(ServerError) as failed:
+        run_tool([sys.executable, "-c", f"import sys; {many}"], cwd=tmp_path, metrics=None, what="a tool")
+    assert "Error: no such option\noption 0" in str(failed.value)
+    assert "... 84 lines ..." in str(failed.value)
+    assert str(failed.value).endswith("option 99")
+
+
+# perf_analyzer 2.51: its export may lose its end, and it refuses to write over a file.
+_CUTS_ITS_FIRST = """
+import json, pathlib, sys
+export = pathlib.Path("export.json")
+if export.exists():
+    sys.exit("Error: Failed to parse --profile-export-file. Path must not already exist.")
+if pathlib.Path("again").exists():
+    export.write_text(json.dumps({"experiments": []}))
+else:
+    pathlib.Path("again").touch()
+    export.write_text(" " * 65536)
+"""
+
+
+def test_perf_analyzer_runs_again_where_its_export_is_cut(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _CUTS_ITS_FIRST]
+    _, exported = whole_export(command, tmp_path, metrics=None, access=NO_ACCESS)
+    assert exported == {"experiments": []}
