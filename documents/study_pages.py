@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writers of tables that one study each measured, as in `docs/batch.md`: `make docs`."""
+"""The writers of tables that single studies measured, in `docs/batch.md`, `benchmarks.md` and `kubernetes.md`."""
 
 from documents.measured_tables import Document, latest, source
 from documents.pages import DOCS, with_tables
 from trireme.base.text_tables import markdown_table
 
-_BATCH_SHARE = "batch_share_in_virtual_time"
+_BATCH_SHARE, _LOAD_TOOLS = "batch_share_in_virtual_time", "load_tools"
+_CHART = "chart"
 _DEFAULT_SHARE = "0.75"
+_SEEN = {
+    "ttft_p50_ms": ".1f",
+    "tpot_p50_ms": ".2f",
+    "e2e_p50_ms": ".1f",
+    "requests_per_s": ".1f",
+    "client_cores": ".2f",
+}
 
 
 def batch_share() -> str:
@@ -29,9 +37,59 @@ def batch_share() -> str:
     return f"{markdown_table(header, rows)}\n\nFrom {source(_BATCH_SHARE)}"
 
 
+def load_tools() -> str:
+    """Return the medians that each load tool saw of the same load, both times."""
+    rows = [
+        [
+            tool,
+            *(_both(times, name, form) for name, form in _SEEN.items()),
+        ]
+        for tool, times in latest(_LOAD_TOOLS)["tools"].items()
+    ]
+    header = ["", "TTFT p50, ms", "TPOT p50, ms", "E2E p50, ms", "requests/s", "cores of the client's busiest process"]
+    return f"{markdown_table(header, rows)}\n\nFrom {source(_LOAD_TOOLS)}"
+
+
+def chart() -> str:
+    """Return what the chart's Envoy and three servers did to streams under load."""
+    found = latest(_CHART)
+    split, hung, killed, replaced = (found[name] for name in ("split", "hung_mirror", "killed", "replaced"))
+    ejected_s = killed["ejected_after_s"]
+    rows = [
+        [
+            f"{replaced['servers']} servers replaced, one after the other, under load",
+            f"of {replaced['answers']:,} streams {replaced['failed']} failed, {replaced['cut']} cut",
+        ],
+        [
+            f"{split['requests']:,} requests, {split['wanted']:.0%} of them for the candidate",
+            f"{split['to_candidate']:.1%} to the candidate, {split['failed']} failed",
+        ],
+        [
+            "every request mirrored to a server that hangs (SIGSTOP): p50, p99 over those without",
+            ", ".join(_over_without(hung[f"{name}_over_without"]) for name in ("p50", "p99")),
+        ],
+        [
+            f"a server killed, {len(ejected_s)} times",
+            f"ejected after {min(ejected_s):.2f} to {max(ejected_s):.2f} s; {killed['streams_cut']} begun streams cut, "
+            f"{killed['failed_before_they_began']} other requests failed",
+        ],
+    ]
+    return f"{markdown_table(['', 'found'], rows)}\n\nFrom {source(_CHART)}"
+
+
 WRITERS = {
     DOCS / "batch.md": lambda text: with_tables(text, {"batch share": batch_share()}),
+    DOCS / "kubernetes.md": lambda text: with_tables(text, {"chart": chart()}),
+    DOCS / "benchmarks.md": lambda text: with_tables(text, {"load tools": load_tools()}),
 }
+
+
+def _over_without(found: Document) -> str:
+    return f"{found['ratio']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def _both(times: Document, name: str, form: str) -> str:
+    return ", ".join(format(time[name], form) for time in times.values())
 
 
 def _of_long(one: Document) -> str:
