@@ -40,7 +40,7 @@ CASES: list[tuple[str, str, str, Outcome, str]] = [
     ("decoupled_mode", "True", "tensorrt_llm.decoupled", IMPLIED, "streams"),
     ("decoupled_mode", "False", "tensorrt_llm.decoupled", CARRIED, "one response a request"),
     ("decoupled_mode", "False", "tensorrt_llm_bls.decoupled", IMPLIED, "as tensorrt_llm's"),
-    ("max_queue_size", "128", "tensorrt_llm.dynamic_batching.default_queue_policy.max_queue_size", LOST, "admission.queue"),
+    ("max_queue_size", "128", "tensorrt_llm.dynamic_batching.default_queue_policy.max_queue_size", LOST, "admission"),
     ("batching_strategy", "V1", "tensorrt_llm.gpt_model_type", LOST, "static batching"),
     ("encoder_engine_dir", "/enc", "tensorrt_llm.encoder_model_path", LOST, "encoder and a decoder"),
     ("kv_cache_onboard_blocks", "false", "tensorrt_llm.kv_cache_onboard_blocks", LOST, "leave it out"),
