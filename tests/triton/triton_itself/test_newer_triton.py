@@ -41,9 +41,10 @@ def below(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def newer(tmp_path: Path, below: tuple[str, ...]) -> Iterator[Live]:
-    """Yield a server that serves release 1, on the newer tritonserver."""
-    text = deployment_text("live", engine=ENGINE | {"seed": 1})
+def newer(request: pytest.FixtureRequest, tmp_path: Path, below: tuple[str, ...]) -> Iterator[Live]:
+    """Yield a server that serves release 1, on the newer tritonserver; with other endpoints as a parameter."""
+    endpoints = getattr(request, "param", ("ensemble",))
+    text = deployment_text("live", engine=ENGINE | {"seed": 1}, endpoints=endpoints)
     with RunningServer(text, tmp_path / "live", below=below) as server:
         yield Live(server)
 
@@ -61,6 +62,7 @@ def test_a_candidate_whose_adapter_is_dead_goes_though_the_server_is_not_ready(n
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("newer", [("ensemble", "tensorrt_llm_bls")], indirect=True, ids=["two endpoints"])
 def test_two_dead_candidates_go_one_after_the_other(newer: Live) -> None:
     newer.add(2, seed=2)
     newer.control.ask("add", release=newer.release(3, seed=3), is_canary=False)
