@@ -3,8 +3,8 @@
 
 from pathlib import Path
 
-from documents.measured_tables import Document, latest, source
 from documents.pages import with_tables
+from documents.results import Document, latest, source
 from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "admission.md"

@@ -10,8 +10,8 @@ from build_engines.cost.findings import find
 from build_engines.cost.managed_prices import EXAMPLE, ManagedPrices
 from build_engines.cost.report_tables import levers_table, tables, usd
 from documents import admission_page, measured_tables, planned_tables
-from documents.measured_tables import latest, source
 from documents.pages import with_tables
+from documents.results import latest, source
 from trireme.base.text_tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]

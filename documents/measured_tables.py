@@ -1,34 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of single benchmarks from the latest results that are kept, each with its file, processor, date and load."""
 
-import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.shown import with_interval
-from benchmarks.support.report import RESULTS, is_clean
+from benchmarks.support.report import RESULTS
+from documents.results import Document, latest, read, source, source_of
 from trireme.base.text_tables import markdown_table
 
-Document = Mapping[str, Any]
 _KV_FREE = "kv_free_ms"
-
-
-def latest(name: str) -> Document:
-    """Return the newest result of a name by its date."""
-    return _read(_file(name))
-
-
-def no_clean_commit(result: Document) -> str:
-    """Return a remark where a part of a result names no commit, or was measured on a tree that no commit holds."""
-    environments = (part["environment"] for part in _parts(result) if "environment" in part)
-    return "" if all(is_clean(each.get("commit") or "") for each in environments) else ", of no clean commit"
-
-
-def source(*names: str) -> str:
-    """Return a line that names the newest results, with processor, date and load of each."""
-    return "; ".join(_source(_file(name)) for name in names) + "."
 
 
 def overhead() -> str:
@@ -261,7 +243,7 @@ def left_clients() -> str:
         for name, one in found.items()
     ]
     return "\n\n".join(
-        [markdown_table(["client", "clients", "p50 ms", "p99", "longest"], rows), f"From {_source(file)}."]
+        [markdown_table(["client", "clients", "p50 ms", "p99", "longest"], rows), f"From {source_of(file)}."]
     )
 
 
@@ -283,7 +265,7 @@ def memory() -> str:
 
 def _soaks(figure: str) -> Iterator[tuple[Path, Document]]:
     for path in sorted(RESULTS.glob("soak_[0-9]*.json"), reverse=True):
-        if figure in (figures := _read(path)["figures"]):
+        if figure in (figures := read(path)["figures"]):
             yield path, figures
 
 
@@ -298,29 +280,3 @@ def _itl(row: Document) -> str:
 
 def _table(header: list[str], rows: list[list[str]], *names: str) -> str:
     return "\n\n".join([markdown_table(header, rows), f"From {source(*names)}"])
-
-
-def _file(name: str) -> Path:
-    return max(RESULTS.glob(f"{name}_[0-9]*.json"))
-
-
-def _read(path: Path) -> Document:
-    found: Document = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def _parts(value: object) -> Iterator[Document]:
-    if isinstance(value, Mapping):
-        yield value
-        for each in value.values():
-            yield from _parts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _parts(each)
-
-
-def _source(path: Path) -> str:
-    result = _read(path)
-    where = result["environment"]
-    processor = where["cpu"].replace("(R)", "").partition(" Processor")[0]
-    return f"`benchmarks/results/{path.name}` ({processor}, load {where['load_1min']:.1f}{no_clean_commit(result)})"

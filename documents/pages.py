@@ -1,24 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of every page: its place, paragraphs, tables between comments, and the results that it reads."""
+"""Parts of every page: its place, paragraphs, and tables between comments."""
 
-import json
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from benchmarks.support.report import RESULTS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-
-Document = Mapping[str, Any]
-
-
-def latest(name: str) -> tuple[str, Document]:
-    """Return the newest result of a name by its date: its file's name and its content."""
-    file = max(RESULTS.glob(f"{name}_[0-9]*.json"))
-    return file.name, json.loads(file.read_text(encoding="utf-8"))
 
 
 def paragraph(text: str) -> str:

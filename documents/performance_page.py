@@ -6,8 +6,8 @@ from pathlib import Path
 
 from benchmarks.peers.shown import cells
 from documents import measured_tables
-from documents.measured_tables import Document, latest
 from documents.pages import with_tables
+from documents.results import Document, latest
 from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"

@@ -3,8 +3,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from documents.measured_tables import no_clean_commit
-from documents.pages import DOCS, Document, latest, paragraph
+from documents.pages import DOCS, paragraph
+from documents.results import Document, latest, newest, no_clean_commit
 from trireme.base.text_tables import markdown_table
 
 PAGE = DOCS / "quantization.md"
@@ -18,11 +18,11 @@ _NAMES = {
 
 def page(_: str) -> str:
     """Return the text of the whole page."""
-    source, result = latest("quantization_demo_cpu")
+    result = latest("quantization_demo_cpu")
     rows, base = result["releases"], result["releases"][0]["name"]
     kv_cache = {"name": f"{base}, u8 against f16", "quality": result["kv_cache"]}
     sections = [
-        ["# Quantization", *_origin(result, source)],
+        ["# Quantization", *_origin(result, newest("quantization_demo_cpu").name)],
         ["## Size", *_sizes(rows)],
         [f"## Worst group, against `{base}`", *_worst(rows[1:]), *_STORIES],
         ["## Perplexity by language", *_perplexities(rows)],

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of the tables of `docs/rollouts.md` from the latest results of the rollouts' long tests: `make docs`."""
 
-from documents.pages import DOCS, Document, latest, with_tables
+from documents.pages import DOCS, with_tables
+from documents.results import Document, latest
 from trireme.base.text_tables import markdown_table
 
 PAGE = DOCS / "rollouts.md"
@@ -12,7 +13,7 @@ GATE = "gate (wide open: up to 90 % slower passes)"
 
 def page(text: str) -> str:
     """Return the page with its tables written anew."""
-    (_, rollouts), (_, kills) = latest("rollouts"), latest("rollout_kills")
+    rollouts, kills = latest("rollouts"), latest("rollout_kills")
     tables = {"rollouts": rollouts_table(rollouts), "shadow cost": _shadow_cost(rollouts), "kills": kills_table(kills)}
     return with_tables(text, tables)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writers of tables that single studies measured, in `docs/batch.md`, `benchmarks.md` and `kubernetes.md`."""
 
-from documents.measured_tables import Document, latest, source
 from documents.pages import DOCS, with_tables
+from documents.results import Document, latest, source
 from trireme.base.text_tables import markdown_table
 
 _BATCH_SHARE, _LOAD_TOOLS = "batch_share_in_virtual_time", "load_tools"

@@ -3,13 +3,13 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.support import report
 from benchmarks.support.report import RESULTS, commit, is_clean, write_result
+from documents.results import parts_of, read
 from trireme.base import provenance
 
 # Results from before this was tested. No name is ever added here; a result that is measured anew goes.
@@ -31,19 +31,11 @@ OF_A_LOST_COMMIT = {
 }
 
 
-def commits_in(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(name := value.get("commit"), str):
-            yield name
-        for part in value.values():
-            yield from commits_in(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from commits_in(part)
-
-
 def named_commits() -> dict[str, set[str]]:
-    return {path.name: set(commits_in(json.loads(path.read_text()))) for path in sorted(RESULTS.glob("*.json"))}
+    return {
+        path.name: {str(part["commit"]) for part in parts_of(read(path)) if isinstance(part.get("commit"), str)}
+        for path in sorted(RESULTS.glob("*.json"))
+    }
 
 
 def git(folder: Path, *args: str) -> str:

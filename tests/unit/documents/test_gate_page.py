@@ -4,11 +4,11 @@
 from benchmarks.rollout_gate.gate_trials import SPEC, scenarios
 from benchmarks.rollout_gate.latency_models import load_models
 from documents.gate_page import PAGE
-from documents.pages import Document, latest
+from documents.results import Document, latest
 
 
 def committed() -> Document:
-    return latest("gate_trials")[1]
+    return latest("gate_trials")
 
 
 def test_the_committed_study_is_whole_and_of_today_s_settings() -> None:

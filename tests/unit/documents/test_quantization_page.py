@@ -3,11 +3,11 @@
 
 import pytest
 
-from documents.pages import latest
+from documents.results import latest
 
 
 def test_the_committed_releases_have_the_sizes_that_were_promised() -> None:
-    rows = {row["name"]: row for row in latest("quantization_demo_cpu")[1]["releases"]}
+    rows = {row["name"]: row for row in latest("quantization_demo_cpu")["releases"]}
     for row in rows.values():
         assert row["bytes"] == pytest.approx(row["predicted_bytes"], rel=0.03)
     whole = rows["demo-fp16"]["linear_bytes"]
@@ -16,5 +16,5 @@ def test_the_committed_releases_have_the_sizes_that_were_promised() -> None:
 
 
 def test_every_committed_release_passed_its_own_recipe() -> None:
-    rows = latest("quantization_demo_cpu")[1]["releases"]
+    rows = latest("quantization_demo_cpu")["releases"]
     assert [row["quality"]["passed"] for row in rows] == [None, True, True, True]  # the base has no limits

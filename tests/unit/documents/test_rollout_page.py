@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`docs/rollouts.md` says what the committed figures say, and those are what was promised."""
 
-from documents.pages import latest
+from documents.results import latest
 from documents.rollout_page import kills_table, rollouts_table
 
 
 def test_no_request_of_the_committed_rollouts_failed() -> None:
-    rollouts = latest("rollouts")[1]["rollouts"]
+    rollouts = latest("rollouts")["rollouts"]
     assert len(rollouts) in {5, 7}  # since 25 November two with the default gate
     for one in rollouts:
         assert (one["failed_cut_or_mixed"], one["refused"]) == (0, 0), one["name"]
@@ -14,7 +14,7 @@ def test_no_request_of_the_committed_rollouts_failed() -> None:
 
 
 def test_all_kills_ended_with_one_release() -> None:
-    of_rollout, of_triton = latest("rollout_kills")[1]["kills"]
+    of_rollout, of_triton = latest("rollout_kills")["kills"]
     for one, least_kills, least_rollouts in ((of_rollout, 30, 10), (of_triton, 10, 5)):
         assert set(one["ends"]) <= {"promoted", "rolled_back"}
         assert sum(one["ends"].values()) >= least_rollouts
@@ -31,7 +31,7 @@ def test_tables_name_the_gate_and_count_what_was_killed() -> None:
         "refused": 3,
         "mixed": 0,
     }
-    [first, *_] = latest("rollouts")[1]["rollouts"]
+    [first, *_] = latest("rollouts")["rollouts"]
     assert "| Triton | wide open | 11 | 5 | promoted 4, rolled back 1 | 7 | 3 | 0 |" in kills_table(
         {"gate": "wide open", "kills": [kill]}
     )
