@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.peers.shown import with_interval
 from benchmarks.support.report import RESULTS
-from documents.results import Document, latest, read, source, source_of
+from documents.results import Document, latest, no_clean_commit, read, source, source_of
 from trireme.base.text_tables import markdown_table
 
 _KV_FREE = "kv_free_ms"
@@ -258,7 +258,7 @@ def memory() -> str:
             cells = [
                 f"{rss['20000'][name]:.0f}, {grown[name]:+.1f} %" for name in ("tritonserver", "engine", "ensemble")
             ]
-            rows.append([f"`{file.name}`", engine, *cells, f"{others:+.1f} %"])
+            rows.append([f"`{file.name}`{no_clean_commit(read(file))}", engine, *cells, f"{others:+.1f} %"])
     header = ["result", "engine", "tritonserver", "engine process", "stub of `ensemble`", "other stubs, at most"]
     return markdown_table(header, rows)
 

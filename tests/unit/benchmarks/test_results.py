@@ -2,6 +2,7 @@
 """Committed results name the commit that they are of; one of code that no commit holds is not put beside them."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from benchmarks.support import report
 from benchmarks.support.report import RESULTS, commit, is_clean, write_result
 from documents.results import parts_of, read
 from trireme.base import provenance
+from trireme.base.project_files import CODE_ROOT
 
 # Results from before this was tested. No name is ever added here; a result that is measured anew goes.
 OF_A_DIRTY_TREE = {
@@ -69,6 +71,19 @@ def test_the_commits_of_results_are_in_the_history() -> None:
         if not {one.removesuffix("-dirty") for one in commits} <= history
     }
     assert lost == OF_A_LOST_COMMIT
+
+
+def test_documents_say_which_results_no_commit_stands_for() -> None:
+    unsaid = []
+    for page in sorted([*CODE_ROOT.glob("*.md"), *CODE_ROOT.glob("docs/**/*.md")]):
+        # Rows of a table say it each for itself.
+        parts = re.split(r"\n\n|\n(?=\|)", page.read_text(encoding="utf-8"))
+        for name in sorted(OF_A_DIRTY_TREE | OF_A_LOST_COMMIT):
+            naming = [" ".join(part.split()) for part in parts if name.removesuffix(".json") in part]
+            unsaid += [
+                (page.name, part) for part in naming if not re.search("no clean commit|commit that is lost", part)
+            ]
+    assert unsaid == []
 
 
 @pytest.fixture
