@@ -33,7 +33,7 @@ from clients.rollout.records.store import Store
 from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError, ServingError
 
 _MAX_BODY_BYTES = 16 << 20
