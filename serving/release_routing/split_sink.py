@@ -15,7 +15,7 @@ _TAIL_BYTES = 2048  # of a text, for its end: more than `ends_in_repetition` loo
 
 
 class TextEnd(NamedTuple):
-    """What the text of a request says of the release that wrote it."""
+    """The signs of a broken release in a whole text."""
 
     is_empty: bool
     is_looping: bool

@@ -116,6 +116,18 @@ def test_a_named_version_is_never_moved(split_site: Site, texts: Texts) -> None:
     assert releases_of(split_site, texts, named, 16) == {1: 16}
 
 
+def test_a_response_tells_its_release_where_it_is_asked_for(split_site: Site, texts: Texts) -> None:
+    canary(split_site, 0.5, rollout=22)
+    found = Counter[int]()
+    for number in range(24):
+        prompt, model = PROMPTS[number % len(PROMPTS)], ("ensemble", "tensorrt_llm_bls")[number % 2]
+        responses = list(stream(split_site.server.url, model, request(prompt) | {"return_release": True}))
+        [release] = {int(response["release"].item()) for response in responses}
+        assert "".join(response["text_output"].item().decode() for response in responses) == texts[release][prompt]
+        found[release] += 1
+    assert set(found) == {1, 2}
+
+
 def test_a_share_holds_for_all_streams_at_once_and_ends_with_its_lease(split_site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     with Streams(split_site.server.url, by_release, num_streams=16) as load:
