@@ -168,6 +168,14 @@ class ModelSpec(ReleaseSpec):
         return self
 
     @model_validator(mode="after")
+    def _tenants_are_told(self) -> "ModelSpec":
+        if self.sticky_key == "tenant" and any(each.admission is None for each in (self, *self.other_releases)):
+            raise ValueError(
+                "sticky_key is tenant, which only a release with admission takes; name `admission`, or parameter:NAME"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _instances_are_of_steps(self) -> "ModelSpec":
         for step in MODELS:
             if getattr(self.instances, step, 1) > 1 and step not in self.steps:

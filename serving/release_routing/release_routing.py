@@ -141,7 +141,10 @@ class ReleaseRouting:
 
     def _load(self, version: str, source: SharedEngine) -> TextPipeline:
         folder = self._folder.parent / version
-        metrics = RequestMetrics(self._metric_family, model=folder.parent.name, version=version)
+        # What `ensemble` gives a release on trial is counted where dashboards and alerts look for it.
+        is_on_trial = not self._takes_named and version != self._folder.name
+        model = f"{self._prefix}{CANARY}" if is_on_trial else folder.parent.name
+        metrics = RequestMetrics(self._metric_family, model=model, version=version)
         is_accumulating = self._takes_named and load_release(folder).bls.accumulate_tokens
         return TextPipeline.from_release(folder, source, metrics, is_accumulating=is_accumulating)
 

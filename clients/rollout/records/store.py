@@ -308,6 +308,11 @@ class Store:
             yield Assignment(*row)
 
 
+def watched_step(step: int) -> int:
+    """Return the number under which a step's outcomes are kept that decide nothing."""
+    return -1 - step
+
+
 def whoami() -> str:
     """Return the user's name for the log; "unknown" where the machine has no name for the user id."""
     try:
