@@ -31,14 +31,14 @@ def split_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def canary(site: Site, share: float, *, rollout: int, lease_s: float = 120.0) -> Path:
     """Split the requests, and return the journal of their outcomes."""
+    between = [{"upto": 1 - share, "release": 1}] if share < 0.5 else []
     shares = [
         {"upto": share, "release": 2, "arm": "candidate"},
-        {"upto": 1 - share, "release": 1},
+        *between,
         {"upto": 1.0, "release": 1, "arm": "baseline"},
     ]
-    kept = [each for each in shares if each["upto"] > 0 and each != shares[1]] if share == 0.5 else shares
     asked: dict[str, Any] = {"rollout": rollout, "step": 0, "hash_seed": "s", "lease_s": lease_s}
-    return Path(str(site.control.ask("split", shares=kept, **asked)["journal"]))
+    return Path(str(site.control.ask("split", shares=shares, **asked)["journal"]))
 
 
 def request(prompt: str) -> dict[str, object]:

@@ -44,15 +44,12 @@ def ask(live: Live, folder: Path, **changes: object) -> Path:
 def test_a_split_is_where_the_models_look_until_its_lease_is_over(tmp_path: Path) -> None:
     live = Live(tmp_path, sticky_key="parameter:user")
     journal = ask(live, tmp_path)
-    for now_s, is_there in ((104.9, True), (105.0, False)):
-        found = SplitFile(tmp_path, live.spec.model.triton_prefix, now_s=lambda now_s=now_s: now_s).current()
-        assert (found is not None) == is_there
-        if found is not None:
-            assert (found.rollout, found.step, found.key, found.journal) == (3, 1, "parameter:user", str(journal))
-            assert [(share.upto, share.release, share.arm) for share in found.shares] == [
-                (0.25, 2, "candidate"),
-                (1.0, 1, "baseline"),
-            ]
+    found = SplitFile(tmp_path, live.spec.model.triton_prefix, now_s=lambda: 104.9).current()
+    assert found is not None
+    assert (found.rollout, found.step, found.key, found.journal) == (3, 1, "parameter:user", str(journal))
+    shares = [(share.upto, share.release, share.arm) for share in found.shares]
+    assert shares == [(0.25, 2, "candidate"), (1.0, 1, "baseline")]
+    assert SplitFile(tmp_path, live.spec.model.triton_prefix, now_s=lambda: 105.0).current() is None
 
 
 def test_the_outcomes_of_rollouts_that_are_over_go_with_the_next_one(tmp_path: Path) -> None:
