@@ -32,6 +32,11 @@ LONG = (
 )
 
 
+# Before gRPC is imported, which takes a fork for one that it has to live on in: its handlers run in the child before the
+# child becomes another program, and now and then ended a tritonserver before it began ("epoll_wait error: Bad file
+# descriptor", grpcio 1.85). Nothing here uses gRPC in a child.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # Tests use helpers of other rooms and of the folders `support`; pytest itself has only the folders that it has read.
 _TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(file.parent) for room in ("unit", "triton") for file in (_TESTS / room).rglob("*.py")})
