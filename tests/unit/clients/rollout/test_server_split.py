@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The split that a server makes follows the phase, and what the server tells is counted once, over restarts of all."""
 
-import os
-import signal
+import multiprocessing
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,25 +112,29 @@ def test_outcomes_are_counted_for_their_step_and_once_over_restarts(tmp_path: Pa
     writer.close()
 
 
+def count_until_killed(path: Path, number: int, journal: Path) -> None:
+    servers = [SplitServer(Server(journal), release_shares_now)]  # type: ignore[arg-type]
+    split = ServerSplit(path, number, servers, Gate(GateSpec()))
+    while True:
+        split.count()
+
+
 def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
     world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
     enter(world, Phase.RUNNING, step=1)
     writer = JournalWriter(server.journal, "ensemble-1")
-    for life in range(6):
+    context, rng = multiprocessing.get_context("spawn"), random.Random(5)
+    for _ in range(6):
         for number in range(300):
             arm = ("candidate", "baseline")[number % 2]
             writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm=arm, ttft_ms=5.0))
-        pid = os.fork()
-        if pid == 0:
-            split = keeper(world, server)
-            wait_until(lambda: bool(server.told))
-            time.sleep(0.1 * life)
-            split.count()
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.05 * life)
-        if life % 2:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        victim = context.Process(target=count_until_killed, args=(world.path, world.number, server.journal))
+        victim.start()
+        before = num_counted(world, 1)
+        wait_until(lambda: num_counted(world, 1) > before)  # noqa: B023  waited for in this turn
+        time.sleep(rng.uniform(0, 0.05))
+        victim.kill()
+        victim.join()
     server.is_away = True  # what it has written is there
     keeper(world, server).close()
     writer.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each line of a journal is read once, whoever was killed when: the writer, or the reader before it kept its cursor."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -58,17 +59,21 @@ def test_a_file_goes_when_it_is_read_and_its_writer_has_gone(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def write_and_die(folder: Path) -> None:
+    writer = JournalWriter(folder, "killed")
+    for number in range(100):
+        write(writer, number)
+    [path] = folder.glob("*.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{"rollout": 3, "st')
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_writer_that_is_killed_loses_no_line_and_its_torn_line_is_left_out(tmp_path: Path) -> None:
-    pid = os.fork()
-    if pid == 0:
-        writer = JournalWriter(tmp_path, "killed")
-        for number in range(100):
-            write(writer, number)
-        [path] = tmp_path.glob("*.jsonl")
-        with path.open("ab") as file:
-            file.write(b'{"rollout": 3, "st')
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+    victim = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(tmp_path,))
+    victim.start()
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
     reader = JournalReader(tmp_path)
     found, cursor = read_all(reader, {})
     assert found == list(range(100))
