@@ -69,6 +69,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
     return_finish_reason: bool | None = None
+    return_release: bool | None = None
     # For a deployment with admission.
     priority: int | None = None  # 1 premium, 2 standard, 3 batch
     tenant: str | None = None
@@ -98,6 +99,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     log_probs: tuple[float, ...] | None = None  # of this chunk's tokens
     cum_log_prob: float | None = None  # of all tokens up to here
     perf: dict[str, float] | None = None  # up to this chunk, by the outputs' names
+    release: int | None = None  # that answers
 
 
 _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)
@@ -233,6 +235,7 @@ def _chunk(raw: dict[str, bytes], *, is_final: bool, received_ns: int) -> Genera
         is_final=is_final,
         received_ns=received_ns,
         sequence_index=_count(raw.get("sequence_index")),
+        release=_count(raw.get("release")),
         log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
         cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
         perf={name: _one(name, raw[name]) for name in _PERF if name in raw}

@@ -32,9 +32,8 @@ LONG = (
 )
 
 
-# Before gRPC is imported, which takes a fork for one that it has to live on in: its handlers run in the child before the
-# child becomes another program, and now and then ended a tritonserver before it began ("epoll_wait error: Bad file
-# descriptor", grpcio 1.85). Nothing here uses gRPC in a child.
+# Before gRPC is imported. Its handlers of forks run in the child before that becomes another program, and now and then
+# ended a tritonserver before it began ("epoll_wait error: Bad file descriptor", grpcio 1.85). No child here uses gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Tests use helpers of other rooms and of the folders `support`; pytest itself has only the folders that it has read.

@@ -17,8 +17,8 @@ from clients.rollout_gate.fading import Differences, Times, differences_of, own_
 from clients.rollout_gate.findings import Counts, Level, Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.score_test import gains
+from ensemble_configs.split.outcome import Outcome
 
 PER_LOOK = 20  # requests of each arm
 LOOK_S = 10.0

@@ -2,16 +2,22 @@
 """The releases of a server on this machine, through its control socket and its gRPC endpoint."""
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from clients.access import Access
 from clients.infer_messages import PINNING_MODEL
 from clients.rollout.judging.replay import PromptScores, Target, replay
 from clients.rollout.records.held_out import HeldOut, prompts_of
+from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.records.state import Rollout
 from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.spec.model_names import CANARY
+from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServerError, ServingError, Unavailable
 
 _MAX_TRIED = 64
@@ -70,6 +76,16 @@ class LocalServer:
     def remove(self, number: int, *, drain_timeout_s: float) -> None:
         """Unload a release once its streams have ended, or after `drain_timeout_s` seconds."""
         self._control.ask("remove", model=self._model, number=number, drain_timeout_s=drain_timeout_s)
+
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
+        """Split the requests that name no release, until the lease of the plan is over; return the outcomes' journal.
+
+        Raises:
+            Unavailable: the server does not answer, or has no Triton now.
+        """
+        asked = {"rollout": rollout.id, "step": rollout.step, "hash_seed": plan.salt, "lease_s": plan.lease_s}
+        found = self._control.ask("split", model=self._model, shares=msgspec.to_builtins(shares), **asked)
+        return Path(str(found["journal"]))
 
     def lives(self) -> Mapping[str, object]:
         """Return the process ids of the engines on trial, by release."""

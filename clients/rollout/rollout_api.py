@@ -7,7 +7,8 @@
                                "reason": "...", "num_requests": 420}: of the requests counted at this step
     POST /outcomes            {"rollout": 3, "step": 1, "batch": "a name of its own", "outcomes": [...]}
 
-A batch is counted once, however often it is sent, and for the step at which its requests were sent. The shadow requests
+A batch is counted once, however often it is sent, and for the step at which its requests were sent; where the server
+splits the requests, it is kept apart and decides nothing. The shadow requests
 are divided among the clients that have asked of late; so each client should give a name of its own. A follower of the
 judgement hears how a rollout ended: after a follower's question within the last minute, the API answers for another
 minute.
@@ -27,13 +28,13 @@ from aiohttp import web
 
 from clients.rollout.http_thread import HttpThread, listen
 from clients.rollout.judging.judges import judge_of
-from clients.rollout.records.rollout_plan import Mode, read_plan
+from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
 from clients.rollout.records.state import Rollout
-from clients.rollout.records.store import Store
+from clients.rollout.records.store import Store, watched_step
 from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError, ServingError
 
 _MAX_BODY_BYTES = 16 << 20
@@ -164,9 +165,11 @@ class RolloutApi:
                 return False
             _check(batch, rollout)
             is_test = read_plan(rollout.plan).mode is Mode.AB
+            # Where the server tells how requests end, nobody else's word decides; it is kept for people.
+            is_watched = read_plan(rollout.plan).split_by is SplitBy.SERVER
             return store.add_evidence(
                 self._number,
-                batch.step,
+                watched_step(batch.step) if is_watched else batch.step,
                 batch.batch,
                 lambda old: self._merge(old, batch.outcomes, at_s=time.time()),
                 assigned=[(one.arm, one.unit) for one in batch.outcomes if is_test and not one.is_feedback],

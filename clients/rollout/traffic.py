@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from clients.infer_messages import PINNING_MODEL
-from clients.rollout.records.rollout_plan import Mode, Plan, arm_of
+from clients.rollout.records.rollout_plan import Mode, Plan, SplitBy, arm_of
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.routing.schema import Mirror
 from clients.rollout.routing.split import BASELINE, CANDIDATE, STABLE, Slice
 from ensemble_configs.spec.model_names import CANARY
+from ensemble_configs.split.release_split import ReleaseShare
 
 _TRYING = (Phase.RUNNING, Phase.PAUSED, Phase.HELD)
 
@@ -28,8 +29,20 @@ def share_now(rollout: Rollout, plan: Plan) -> float:
 
 
 def slices_now(rollout: Rollout, plan: Plan, prefix: str) -> tuple[Slice, ...]:
-    """Return the slices that clients go by; the last ends at 1."""
+    """Return the slices that clients go by; the last ends at 1. Where the server splits, all are the stable model's."""
+    if plan.split_by is SplitBy.SERVER:
+        return (Slice(upto=1.0, arm=STABLE, model=f"{prefix}ensemble"),)
     return tuple(_slices(rollout, plan, prefix))
+
+
+def release_shares_now(rollout: Rollout, plan: Plan) -> tuple[ReleaseShare, ...]:
+    """Return the shares of releases that one server goes by, with the arms that are compared; the last ends at 1."""
+    releases = {BASELINE: plan.stable, STABLE: plan.stable, CANDIDATE: plan.candidate}
+    releases |= {arm_of(number): number for number in plan.candidates} | {arm_of(plan.stable): plan.stable}
+    return tuple(
+        ReleaseShare(upto=each.upto, release=releases[each.arm], arm=each.arm if each.is_compared else "")
+        for each in _slices(rollout, plan, "")
+    )
 
 
 def _slices(rollout: Rollout, plan: Plan, prefix: str) -> Iterator[Slice]:

@@ -20,8 +20,8 @@ from clients.rollout_gate.findings import Counts, Level, Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.mean_test import Floats
 from clients.rollout_gate.metrics import METRICS, Reference
-from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.score_test import BETS, gains
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import SpecError
 
 _WITHIN = ("freedom", "m2", "weight")

@@ -13,8 +13,8 @@ import msgspec
 from clients.rollout_gate.evidence import add, read, sample_of, written
 from clients.rollout_gate.gate_report import reason_of, report_of
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.verdict import Verdict, is_at_end, look_at, verdict_of
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 
 # log_mean: of a positive figure's logarithm, within strata; share: of requests to which something happened; score: of
 # prompts that both arms answered, in pairs.

@@ -17,6 +17,7 @@ from serving.engines.seam.base import (
 from serving.telemetry.engine_metrics import EngineMetrics
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.sequence_life import SequenceLife
+from serving.telemetry.split_metrics import SplitMetrics
 from trireme.base.text_tables import markdown_table
 
 _INTRODUCTION = """# Metrics
@@ -103,11 +104,15 @@ class Recorder:
 
 
 def families() -> dict[str, Family]:
-    """Return every family by its name: those of requests, then those of engines."""
+    """Return every family by its name: those of requests and their split, then those of engines."""
     recorder = Recorder()
     requests = RequestMetrics(recorder, model="", version="")
     requests.note_end(TokenChunk(0, [], FinishReason.LENGTH, perf=_PERF), SequenceLife(1, 1))
     requests.flush()
+    split = SplitMetrics(recorder, model="", version="")
+    split.note(1, "ARM")
+    split.note_fallback(1, "REASON")
+    split.close()
     engine = EngineMetrics(recorder, model="", version="")
     engine.describe(_INFO, is_verified=True)
     engine.update(_STATS)

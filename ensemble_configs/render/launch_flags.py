@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of a deployment on `tritonserver`'s command line; the program that starts it adds paths and secrets."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ensemble_configs.render.sticky_keys import sticky_headers
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.grpc_tls import GrpcTlsSpec
 from ensemble_configs.spec.observability_spec import TracingSpec
@@ -10,9 +12,8 @@ from ensemble_configs.spec.observability_spec import TracingSpec
 Flags = list[tuple[str, str]]
 CLIENT_SHM_FLAG = "allow-client-shm"
 
-_TRACE_HEADERS = "(?i)^trace(parent|state)$"
-_TRACE_AND_STREAM_HEADERS = "(?i)^(traceparent|tracestate|trireme-stream)$"
-_STREAM_HEADER = "(?i)^trireme-stream$"  # from the frontends alone: they let no client's through
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_STREAM_HEADER = "trireme-stream"  # from the frontends alone: they let no client's through
 LOOPBACK = "127.0.0.1"
 _NEVER = 2**31 - 1
 _LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other flag
@@ -66,11 +67,14 @@ def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> F
 
 def _headers(spec: DeploymentSpec, private: PrivatePorts | None) -> Flags:
     """Return the headers that reach the models as request parameters, also those of a graph and on gRPC streams."""
+    names = [*(_TRACE_HEADERS if spec.tracing else ()), *sticky_headers(spec)]
     if private is not None:
-        return [("grpc-header-forward-pattern", _TRACE_AND_STREAM_HEADERS if spec.tracing else _STREAM_HEADER)]
-    if spec.tracing is None:
-        return []
-    return [(f"{protocol}-header-forward-pattern", _TRACE_HEADERS) for protocol in ("grpc", "http")]
+        return [("grpc-header-forward-pattern", _any_of([*names, _STREAM_HEADER]))]
+    return [(f"{protocol}-header-forward-pattern", _any_of(names)) for protocol in ("grpc", "http") if names]
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return f"(?i)^({'|'.join(names)})$"
 
 
 def _grpc_tls(tls: GrpcTlsSpec | None) -> Flags:

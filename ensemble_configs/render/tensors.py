@@ -120,6 +120,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_num_input_tokens", BOOL, field="return_num_input_tokens"),
     _option("return_num_output_tokens", BOOL, field="return_num_output_tokens"),
     _option("return_finish_reason", BOOL, field="return_finish_reason"),  # ours
+    _option("return_release", BOOL, field="return_release"),  # ours
     _option("num_return_sequences", INT32, field="num_return_sequences"),
     _option("beam_width", INT32, field="beam_width"),
     _option("length_penalty", FP32, engine="len_penalty", field="length_penalty"),
@@ -264,6 +265,7 @@ RESULT_TENSORS: tuple[Tensor, ...] = (
             ("num_input_tokens", INT32, (1,), "return_num_input_tokens"),
             ("num_output_tokens", INT32, (1,), "return_num_output_tokens"),
             ("finish_reason", STRING, (1,), "return_finish_reason"),  # ours
+            ("release", INT32, (1,), "return_release"),  # ours: it may be another one than the model's version
         )
     ),
     Tensor(engine="context_phase_params", data_type=UINT8, dims=(-1,), field="context_phase_params"),

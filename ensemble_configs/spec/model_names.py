@@ -6,6 +6,7 @@ STEPS_OF_GRAPH = ("preprocessing", "tensorrt_llm", "postprocessing")
 GRAPH = "ensemble_graph"  # these three as Triton's own ensemble
 MODELS = (*PYTHON_MODELS, GRAPH)
 CANARY = "ensemble_canary"  # `ensemble` on the release that is tried out
+ROUTING_MODELS = ("ensemble", "tensorrt_llm_bls")  # they send requests to other releases than their own
 STEPS = (*PYTHON_MODELS, CANARY, GRAPH)
 
 

@@ -10,6 +10,9 @@ from ensemble_configs.spec.base import Boolean, Name, NotNegative, Positive, Spe
 from ensemble_configs.spec.model_names import CANARY, GRAPH, MODELS, STEPS, STEPS_OF_GRAPH
 from ensemble_configs.spec.release_spec import ReleaseSpec
 
+StickyKey = Annotated[
+    str, Field(pattern=r"^(tenant|parameter:[A-Za-z_][A-Za-z0-9_.-]{0,63}|header:[a-z][a-z0-9-]{0,63})$")
+]
 ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 
 
@@ -96,6 +99,11 @@ class ModelSpec(ReleaseSpec):
     on_trial: tuple[Positive, ...] = Field(
         default=(), description="of other_releases, what an A/B test tries out: without it the server goes on"
     )
+    sticky_key: StickyKey | None = Field(
+        default=None,
+        description="what keeps requests on one release while a rollout splits them: `tenant`, `parameter:NAME` of a "
+        "request, or `header:NAME` (gRPC metadata, an HTTP header); none: nothing, each request by itself",
+    )
     endpoints: tuple[Literal["ensemble", "tensorrt_llm_bls", "ensemble_graph"], ...] = Field(
         default=("ensemble", "tensorrt_llm_bls", "ensemble_graph"),
         description="the ways from text to text that are served; each is a process or two; tensorrt_llm always is",
@@ -157,6 +165,14 @@ class ModelSpec(ReleaseSpec):
             raise ValueError("on_trial needs tensorrt_llm_bls among the endpoints, which serves requests by release")
         if self.canary is not None and "ensemble" not in self.endpoints:
             raise ValueError("canary needs ensemble among the endpoints, for it is served beside it; add it there")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_are_told(self) -> "ModelSpec":
+        if self.sticky_key == "tenant" and any(each.admission is None for each in (self, *self.other_releases)):
+            raise ValueError(
+                "sticky_key is tenant, which only a release with admission takes; name `admission`, or parameter:NAME"
+            )
         return self
 
     @model_validator(mode="after")

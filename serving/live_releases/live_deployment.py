@@ -98,6 +98,17 @@ class LiveDeployment:
         self._server = self._start(self.spec)
         return self._server
 
+    def run_dir(self) -> Path:
+        """Return the folder of the server's processes.
+
+        Raises:
+            Unavailable: there is no server now.
+        """
+        server = self._server
+        if server is None or server.exit_status is not None:
+            raise Unavailable("the server is not ready; try again when it is", reason="starting")
+        return server.run_dir
+
     def status(self) -> dict[str, object]:
         """Return the served models and releases, for callers that may change them."""
         spec, server = self.spec, self._server

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ensemble_configs.changes.deployment_diff import DeploymentDiff, Kind, ModelChange
-from ensemble_configs.spec.model_names import GRAPH
+from ensemble_configs.spec.model_names import GRAPH, ROUTING_MODELS, prefix_of
 from serving.process.control_channel import ask_all
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, SpecError, Unavailable
@@ -46,9 +46,17 @@ def drain_leaving(server: TritonProcess, diff: DeploymentDiff, *, timeout_s: flo
     leaving = [f"{change.name}-{version}" for change in diff.changes for version in change.dropped]
     if not leaving:
         return
+    elsewhere = [  # models of other releases, whose requests the engine of a release that goes may answer
+        (f"{prefix_of(change.name, 'tensorrt_llm')}{step}", version)
+        for change in diff.changes
+        if change.name.endswith("tensorrt_llm")
+        for version in change.dropped
+        for step in ROUTING_MODELS
+    ]
 
     def num_streams(operation: str) -> int:
-        return sum(_num_streams(server, operation, adapter) for adapter in leaving)
+        own = sum(_num_streams(server, operation, adapter) for adapter in leaving)
+        return own + sum(_num_streams(server, f"{operation}_release", name, version) for name, version in elsewhere)
 
     if num := num_streams("leave"):
         say(f"waiting for {num} streams of what goes, {timeout_s:g} s at most")
@@ -132,10 +140,10 @@ def _ended_if_it_hangs(server: TritonProcess, change: ModelChange, timeout_s: fl
         timer.cancel()
 
 
-def _num_streams(server: TritonProcess, operation: str, adapter: str) -> int:
+def _num_streams(server: TritonProcess, operation: str, adapter: str, release: int | None = None) -> int:
     """Return how many streams an adapter holds; an adapter that does not answer has none to wait for."""
     try:
-        return ask_all(server.run_dir, operation, adapter=adapter)
+        return ask_all(server.run_dir, operation, adapter=adapter, release=release)
     except Unavailable:
         return 0
 

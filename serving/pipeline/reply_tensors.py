@@ -74,6 +74,8 @@ def result_tensors(reply: Reply) -> dict[str, Array]:
         tensors |= _perf_tensors(reply.perf)
     if reply.finish_reason is not None:
         tensors["finish_reason"] = np.array([[reply.finish_reason.encode()]], dtype=np.object_)
+    if reply.release is not None:
+        tensors["release"] = np.array([[reply.release]], dtype=np.int32)
     if reply.extras is not None:
         tensors |= _logit_tensors(reply.extras)
     return tensors

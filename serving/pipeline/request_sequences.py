@@ -43,6 +43,7 @@ class RequestSequences:
 
     def __init__(self, release: ReleaseSpec, text: TextDecoder, info: EngineInfo, metrics: RequestMetrics) -> None:
         self._responses = release.responses
+        self._release = release.release
         self._text = text
         self._decoder = RequestDecoder(info)
         self._kv_block_tokens = info.kv_block_tokens
@@ -137,6 +138,7 @@ class RequestSequences:
             returns_log_probs=sampling.return_log_probs,
             stream_name=origin.stream_name,
             sequence_index=index,
+            release=self._release,
         )
         return request, running
 

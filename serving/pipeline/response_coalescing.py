@@ -68,7 +68,8 @@ class ResponseCoalescer:
 
 def _append(earlier: TokenChunk, chunk: TokenChunk) -> None:
     earlier.token_ids += chunk.token_ids
-    earlier.finish_reason, earlier.error, earlier.perf = chunk.finish_reason, chunk.error, chunk.perf
+    earlier.finish_reason, earlier.error = chunk.finish_reason, chunk.error
+    earlier.perf, earlier.work = chunk.perf, chunk.work
     if chunk.log_probs is not None:
         earlier.log_probs = [*(earlier.log_probs or ()), *chunk.log_probs]
     if chunk.extras is not None:

@@ -27,6 +27,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     num_input_tokens: int | None = None  # None: not asked for, as for every field below
     num_output_tokens: int | None = None  # generated tokens in this reply
     finish_reason: FinishReason | None = None  # with the last reply
+    release: int | None = None  # that answers
     stream_state: StreamState | None = None
     log_probs: list[float] | None = None  # of the generated tokens in this reply
     cum_log_prob: float | None = None  # of all generated tokens up to here
@@ -76,6 +77,7 @@ class RunningRequest:
     returns_log_probs: bool = False
     stream_name: str = ""  # given by the server's frontend, which reports by it that the client has left
     sequence_index: int = 0  # among those of one prompt; each has a stream of its own
+    release: int = 0
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None
     is_unread: bool = False  # its client has gone for certain: the server's frontends drop what comes
@@ -148,6 +150,7 @@ class RunningRequest:
             num_input_tokens=len(options.input_ids) if options.return_num_input_tokens else None,
             num_output_tokens=_num_tokens(token_ids, beams) if options.return_num_output_tokens else None,
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
+            release=self.release if options.return_release else None,
             stream_state=self._stream_state(is_final, len(prompt)),
             log_probs=log_probs if self.returns_log_probs else None,
             cum_log_prob=self._cum_log_prob if self.returns_log_probs else None,

@@ -89,7 +89,7 @@ class TextPipeline:
         self._service = service
         self._prompt_step = prompt_step
         self._decoder = decoder
-        self._is_accumulating = is_accumulating
+        self.is_accumulating = is_accumulating
         self._long = LongPrompts()
 
     @classmethod
@@ -133,7 +133,7 @@ class TextPipeline:
         def begin(prompt: Tensors, *, was_taken: bool = True) -> None:
             origin.observer.note_tokenized()
             engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
-            text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
+            text = _TextSink(sink, self._decoder, is_accumulating=self.is_accumulating)
             self._service.start(engine, text, origin, was_taken=was_taken)
 
         given = _renamed(tensors, _TO_PROMPT_STEP)

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from serving.process.left_streams import LEFT_STREAMS
 from serving.process.orphan_watch import end_with_server, is_stub
@@ -26,9 +26,21 @@ _ANSWER_S = 2.0
 _TOLD_S = 0.5
 _IS_ENGINE_UP = "is_engine_up"
 _OPERATIONS = ("status", "leave", "drain", "cancel")
+_OF_RELEASES = ("leave_release", "status_release", "cancel_release")  # each names a release
 _LEFT = "left"  # the operation that names the streams which have lost their clients
 
 Answer = Callable[[], Mapping[str, object]]
+
+
+class Leaving(NamedTuple):
+    """The operations on one release that an adapter serves beside its own; each returns the number of its streams."""
+
+    leave: Callable[[str], int]  # sends no new request to it
+    status: Callable[[str], int]
+    cancel: Callable[[str], int]  # ends its streams
+
+
+_NO_RELEASES = Leaving(*[lambda _: 0] * 3)  # of an adapter with its own release alone
 
 
 class Streams(Protocol):
@@ -72,8 +84,16 @@ def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | 
 class ControlChannel:
     """The adapter's end of its control channel, which answers on threads of its own."""
 
-    def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Answer]) -> None:
-        """Args: `args` are Triton's to `initialize`; `handlers` by operation, with ``status`` for all others."""
+    def __init__(
+        self, args: Mapping[str, str], handlers: Mapping[str, Answer], leaving: Leaving = _NO_RELEASES
+    ) -> None:
+        """Listen, if there is a folder for that.
+
+        Args:
+            args: Triton's to `initialize`.
+            handlers: by operation, with ``status`` for all others.
+            leaving: operations on the releases that the adapter serves beside its own.
+        """
         end_with_server()
         if is_stub():
             end_when_resumed()
@@ -82,7 +102,7 @@ class ControlChannel:
         if run_dir:
             # Another name each time: Triton may load a version anew before it has unloaded the old instance.
             name = f"{args['model_name']}-{args['model_version']}-{secrets.token_hex(4)}.sock"
-            self._server = RpcServer(Path(run_dir) / name, _operations(handlers))
+            self._server = RpcServer(Path(run_dir) / name, _operations(handlers) | _operations_of(leaving))
 
     def close(self) -> None:
         """Stop listening."""
@@ -100,24 +120,34 @@ def _operations(handlers: Mapping[str, Answer]) -> dict[str, Handler]:
     return {_LEFT: left} | {name: _without_request(handlers.get(name, handlers["status"])) for name in _OPERATIONS}
 
 
+def _operations_of(leaving: Leaving) -> dict[str, Handler]:
+    def handler(count: Callable[[str], int]) -> Handler:
+        return lambda request, _say: {"num_streams": count(str(request["release"]))}
+
+    return {name: handler(count) for name, count in zip(_OF_RELEASES, leaving, strict=True)}
+
+
 def _without_request(answer: Answer) -> Handler:
     return lambda _request, _say: answer()
 
 
-def ask_all(run_dir: Path, operation: str, *, adapter: str = "", is_without_dead: bool = False) -> int:
+def ask_all(
+    run_dir: Path, operation: str, *, adapter: str = "", is_without_dead: bool = False, release: int | None = None
+) -> int:
     """Ask every adapter of a server; return how many streams they hold. One stream is held by several adapters.
 
     Args:
-        adapter: asks only the adapter of this model and version, such as "ensemble-2".
+        adapter: asks only the adapter of this model and version, such as "ensemble-2", or of all versions of a model.
+        release: the release that `operation` is about.
         is_without_dead: counts no streams for an adapter that has died or was unloaded just now.
 
     Raises:
         Unavailable: an adapter does not answer.
     """
-    num_streams = 0
+    num_streams, request = 0, {} if release is None else {"release": release}
     for path in sorted(run_dir.glob(f"{adapter}-*.sock" if adapter else "*.sock")):
         try:
-            num_streams += int(str(call(path, operation, timeout_s=_ANSWER_S)["num_streams"]))
+            num_streams += int(str(call(path, operation, request, timeout_s=_ANSWER_S)["num_streams"]))
         except (OSError, ServingError) as exc:
             is_dead = isinstance(exc, ConnectionRefusedError | FileNotFoundError)
             if not (is_dead and is_without_dead):

@@ -43,6 +43,7 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     return_finish_reason: bool = False
+    return_release: bool = False
     return_perf_metrics: bool = False
     # None: one, or all beams of a beam search.
     num_return_sequences: Annotated[int, msgspec.Meta(ge=1, le=KEYS_PER_REQUEST)] | None = None

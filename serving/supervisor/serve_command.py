@@ -15,6 +15,7 @@ from serving.doctor.server_features import describe_server
 from serving.doctor.server_probe import refuse_unfit_server
 from serving.live_releases.kept_deployment import KeptDeployment
 from serving.live_releases.live_deployment import LiveDeployment
+from serving.live_releases.live_split import LiveSplit
 from serving.live_releases.release_control import release_handlers
 from serving.process.installation import fetch_triton, find_triton
 from serving.process.server_log import log_format as current_log_format
@@ -142,7 +143,7 @@ def serve(
         if spec.triton.is_guarded:
             frontends = held.enter_context(contextlib.closing(Frontends(spec.triton, _tell)))
         drain_request = DrainRequest(stop.ask)
-        handlers = release_handlers(live) | drain_request.handlers()
+        handlers = release_handlers(live) | LiveSplit(live, folder).handlers() | drain_request.handlers()
         held.enter_context(contextlib.closing(RpcServer(folder / CONTROL_SOCKET, handlers)))
         try:
             Supervision(

@@ -2,7 +2,8 @@
 """The observer of a request's life: it takes each event once, and passes it on to every listener.
 
 Listeners are a request's trace with its line of the log (`request_trace`, where the deployment asks for either), the
-metrics (`request_metrics`), and the times that a response may have. A new event is a method here; a new listener is a
+metrics (`request_metrics`), the outcome that a rollout is told (`request_outcome`), and the times that a response may
+have. A new event is a method here; a new listener is a
 line in the methods of its events. Events in the engine's process come with the chunks, as `PerfMetrics`. The work of a
 step belongs to no request: `step_account` sums it up in the engine's process.
 """
@@ -14,6 +15,7 @@ from serving.engines.seam.base import TokenChunk
 from serving.engines.seam.scheduling import Scheduling
 from serving.requests.stream_state import StreamContext
 from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_outcome import OutcomeRecorder
 from serving.telemetry.request_trace import RequestTrace
 from serving.telemetry.sequence_life import SequenceLife
 from serving.telemetry.trace_context import read_context
@@ -25,12 +27,18 @@ class RequestObserver:
 
     Args:
         trace: trace of the request; None: neither spans nor lines of the log are asked for.
+        outcome: recorder of the outcome; None: no rollout compares the request.
     """
 
-    __slots__ = ("_trace",)
+    __slots__ = ("_outcome", "_trace")
 
-    def __init__(self, trace: RequestTrace | None = None) -> None:
+    def __init__(self, trace: RequestTrace | None = None, outcome: OutcomeRecorder | None = None) -> None:
         self._trace = trace
+        self._outcome = outcome
+
+    def with_outcome(self, outcome: OutcomeRecorder) -> "RequestObserver":
+        """Return an observer of the same request that records an outcome, too."""
+        return RequestObserver(self._trace, outcome)
 
     @property
     def told(self) -> dict[str, str]:
@@ -74,6 +82,8 @@ class RequestObserver:
         """Note that a sequence of the request has had its last chunk."""
         if self._trace is not None:
             self._trace.note_end(chunk, life)
+        if self._outcome is not None:
+            self._outcome.note_end(chunk, life)
 
     def end_step(self, name: str) -> None:
         """Note that the request has passed the step `name` of several, and goes on in the next step."""

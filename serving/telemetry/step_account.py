@@ -10,6 +10,7 @@ requests. The chunks give the number of steps, their times and the tokens read:
   decodes.
 - Decoding sequences read their context once a step: the prompt and the tokens made so far. The chunks keep the sum over
   all sequences: plus the prompt at the first token, plus each token made, minus the whole context at the end.
+- The work beside one request is the difference of two sums: at its last token less at its first.
 
 A request that an engine has preempted by itself counts as decoding until it goes on; engines report only the number of
 preemptions.
@@ -27,6 +28,7 @@ from serving.engines.seam.base import (
     EngineStats,
     GenerationRequest,
     StepStats,
+    StepWork,
     TokenChunk,
 )
 from serving.engines.seam.clock import Clock
@@ -38,6 +40,8 @@ class _Sequence:
     num_prompt_tokens: int
     num_context_tokens: int = 0  # that it reads in a step; 0: it has no token yet
     tells_perf: bool = False
+    prefill_seqs: int = 0  # in the batch at its first token
+    sums_at_first: StepStats | None = None  # of all steps up to that
 
 
 class AccountedEngine(WrappedEngine):
@@ -80,28 +84,36 @@ class AccountedEngine(WrappedEngine):
         stats = self._engine.stats()
         num_steps, self._num_seen_steps = stats.num_steps - self._num_seen_steps, stats.num_steps
         num_decoding, num_context_tokens = self._num_decoding, self._num_context_tokens  # as the step began
-        num_firsts, num_ended = 0, 0
+        firsts, ended, num_ended = list[_Sequence](), list[tuple[TokenChunk, _Sequence]](), 0
         sums = self._sums
         for chunk in chunks:
-            is_first, num_prompt_tokens = self._take(chunk)
-            num_firsts += is_first
-            num_ended += chunk.finish_reason is not None or chunk.error is not None
-            sums.num_prompt_tokens += num_prompt_tokens
+            is_last = chunk.finish_reason is not None or chunk.error is not None
+            num_ended += is_last
             sums.num_output_tokens += len(chunk.token_ids)
+            if (sequence := self._sequences.get(chunk.key)) is None:
+                continue
+            is_first, num_prompt_tokens = self._take(chunk, sequence)
+            sums.num_prompt_tokens += num_prompt_tokens
+            if is_first:
+                firsts.append(sequence)
+            if is_last:
+                self._forget(chunk.key)
+                ended.append((chunk, sequence))
         num_seqs = stats.num_running + num_ended
         sums.num_steps += num_steps
         sums.steps_s += duration_s
-        if num_firsts or num_seqs > num_decoding:
+        if firsts or num_seqs > num_decoding:
             sums.num_prefill_steps += num_steps
             sums.prefill_steps_s += duration_s
         sums.num_kv_read_tokens += num_steps * num_context_tokens
         sums.num_batch_seqs += num_steps * num_seqs
+        for sequence in firsts:
+            sequence.prefill_seqs, sequence.sums_at_first = num_seqs, copy(sums)
+        for chunk, sequence in ended:
+            chunk.work = _work_of(sequence, sums)
 
-    def _take(self, chunk: TokenChunk) -> tuple[bool, int]:
+    def _take(self, chunk: TokenChunk, sequence: _Sequence) -> tuple[bool, int]:
         """Return whether these are a request's first tokens, and the number of prompt tokens computed for them."""
-        sequence = self._sequences.get(chunk.key)
-        if sequence is None:
-            return False, 0
         if sequence.tells_perf and chunk.perf is None:
             chunk.perf = self._engine.perf_of(chunk.key)
         is_first, num_prompt_tokens = False, 0
@@ -112,8 +124,6 @@ class AccountedEngine(WrappedEngine):
             self._num_decoding += 1
         sequence.num_context_tokens += num_new
         self._num_context_tokens += num_new
-        if chunk.finish_reason is not None or chunk.error is not None:
-            self._forget(chunk.key)
         return is_first, num_prompt_tokens
 
     def _num_reused_tokens(self, chunk: TokenChunk) -> int:
@@ -154,3 +164,19 @@ class AccountedEngine(WrappedEngine):
         }
         missing = {name: value for name, value in known.items() if getattr(told, name) is None}
         return msgspec.structs.replace(told, **missing)
+
+
+def _work_of(sequence: _Sequence, sums: StepStats) -> StepWork | None:
+    """Return the work beside a sequence that has ended; None: it has had no token."""
+    begin = sequence.sums_at_first
+    if begin is None:
+        return None
+    num_steps = sums.num_steps - begin.num_steps
+    if not num_steps:
+        return StepWork(sequence.prefill_seqs)
+    return StepWork(
+        sequence.prefill_seqs,
+        (sums.num_batch_seqs - begin.num_batch_seqs) / num_steps,
+        (sums.num_prompt_tokens - begin.num_prompt_tokens) / num_steps,
+        (sums.num_kv_read_tokens - begin.num_kv_read_tokens) / num_steps,
+    )

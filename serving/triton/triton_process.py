@@ -19,6 +19,7 @@ from typing import BinaryIO
 import psutil
 
 from ensemble_configs.render.launch_flags import LOOPBACK, PrivatePorts, launch_flags
+from ensemble_configs.render.sticky_keys import sticky_headers, sticky_parameters
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.end_times import GUARDS_END_S, KILLED_S, TRITON_EXIT_S, TRITON_STOP_S
 from serving.doctor.server_features import closes_client_shm
@@ -95,6 +96,8 @@ class TritonProcess:
                     key=self.control_key,
                     own_models=frozenset(name for model in spec.models for name in model.triton_names),
                     has_open_shared_memory=spec.triton.allow_client_shm,
+                    sticky_headers=tuple(sticky_headers(spec)),
+                    sticky_parameters=tuple(sticky_parameters(spec)),
                 )
             )
 

@@ -11,7 +11,15 @@ from clients.rollout.drive import drive, local_server, tell
 from clients.rollout.http_thread import listen
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
-from clients.rollout.records.rollout_plan import Mode, Plan, check_plan, read_plan, read_shares, read_steps
+from clients.rollout.records.rollout_plan import (
+    Mode,
+    Plan,
+    SplitBy,
+    check_plan,
+    read_plan,
+    read_shares,
+    read_steps,
+)
 from clients.rollout.records.store import Store
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
@@ -104,6 +112,14 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST:PORT", help="The second server's gRPC endpoint for clients.", show_default="as it listens"
+        ),
+    ] = None,
+    split: Annotated[
+        SplitBy | None,
+        typer.Option(
+            help="server: it splits the requests of every client, and tells how they end. clients: those that ask "
+            "for the split do, and all others get the stable release.",
+            show_default="server; clients with a second server, and for shadow",
         ),
     ] = None,
     model: ModelOption = None,
@@ -201,8 +217,10 @@ def start(
         loaded_before=tuple(
             int(each["release"]) for each in found if each["release"] in {one["release"] for one in status["releases"]}
         ),
+        split_by=split or (SplitBy.CLIENTS if mode is Mode.SHADOW or second_fields else SplitBy.SERVER),
         **second_fields,
     )
+    _refuse_server_split(plan)
     check_plan(plan)  # what is wrong is told before anything is begun
     listen(host, port).close()
     with alone_on(folder, path), Store(path) as kept:
@@ -260,6 +278,17 @@ def _refuse_other_modes(mode: Mode, **given: object) -> None:
                 f"{option} is for --mode {' or '.join(_MODES_OF[name])}, and the mode is {mode}; leave it out",
                 field=name,
             )
+
+
+def _refuse_server_split(plan: Plan) -> None:
+    """Raise a RequestError where the server shall split what one server cannot."""
+    if plan.split_by is SplitBy.SERVER and (plan.mode is Mode.SHADOW or plan.second_server):
+        what = "with a second server" if plan.second_server else "in the shadow"
+        raise RequestError(
+            f"split must be clients {what}, got server: one server's models answer a request once; leave it out",
+            field="split",
+            value="server",
+        )
 
 
 def _refuse_without(**given: tuple[object, str, object]) -> None:

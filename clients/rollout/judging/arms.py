@@ -12,7 +12,7 @@ import msgspec
 from clients.rollout.records.rollout_plan import Plan, arm_of
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 
 
 class ArmTotals(msgspec.Struct, forbid_unknown_fields=True):

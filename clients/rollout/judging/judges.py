@@ -8,7 +8,7 @@ from clients.rollout.judging.arms import ArmsJudge
 from clients.rollout.judging.shadow import ShadowJudge
 from clients.rollout.records.rollout_plan import Mode, Plan, gate_spec_of
 from clients.rollout_gate.gate import Gate, Judgement
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 
 
 class Judge(Protocol):

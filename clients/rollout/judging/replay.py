@@ -17,8 +17,8 @@ from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of
 from clients.rollout.judging.text_similarity import similarity
 from clients.rollout.records.held_out import Prompt
 from clients.rollout.routing.split import BASELINE, CANDIDATE
-from clients.rollout_gate.outcome import Outcome
 from clients.streaming import AsyncTritonClient, GenerateRequest
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import ServingError, Unavailable
 
 _LOOK_S = 0.5

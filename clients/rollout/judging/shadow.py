@@ -7,7 +7,7 @@ import msgspec
 
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 
 
 class Texts(msgspec.Struct, forbid_unknown_fields=True):

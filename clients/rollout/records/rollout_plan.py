@@ -24,6 +24,13 @@ class Mode(StrEnum):
     AB = "ab"  # several releases answer a share each, until a person has seen enough
 
 
+class SplitBy(StrEnum):
+    """The one that splits requests among releases."""
+
+    SERVER = "server"  # its models do, for every client
+    CLIENTS = "clients"  # clients that ask the rollout, and everybody else gets the stable release
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one rollout.
 
@@ -49,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         host, port: where clients ask for the split; 0: any port that was free.
         loaded_before: candidates that the server held before, and keeps when they are rolled back.
         held_out: prompts that both releases answer before the candidate's first request; None: none.
+        split_by: the one that splits; of two servers and for copies it is clients.
     """
 
     mode: Mode = Mode.CANARY
@@ -74,6 +82,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8010
     loaded_before: tuple[int, ...] = ()
     held_out: HeldOut | None = None
+    split_by: SplitBy = SplitBy.CLIENTS  # of rollouts that began before servers could
 
     @property
     def arms(self) -> dict[str, float]:

@@ -89,7 +89,7 @@ class Assignment(msgspec.Struct, frozen=True):
     """A line of the assignment log.
 
     Attributes:
-        unit: stands for a key (`clients.rollout.routing.split.unit_of`); "": requests without one.
+        unit: stands for a key (`ensemble_configs.split.places.unit_of`); "": requests without one.
         requests: number of the unit's requests that ended.
     """
 

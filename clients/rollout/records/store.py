@@ -20,6 +20,8 @@ from clients.rollout.records.state import Assignment, Event, OperatorCommand, Ph
 from clients.rollout.records.store_schema import create_tables
 from trireme.base.errors import RequestError, SpecError
 
+Merge = Callable[[Mapping[str, object] | None], Mapping[str, object]]
+
 _BUSY_S = 30.0
 _BATCH_S = 3600.0  # for so long a batch is known again; clients send one again for minutes
 
@@ -207,7 +209,7 @@ class Store:
         number: int,
         step: int,
         batch: str,
-        merge: Callable[[Mapping[str, object] | None], Mapping[str, object]],
+        merge: Merge,
         *,
         assigned: Iterable[tuple[str, str]] = (),
     ) -> bool:
@@ -224,14 +226,54 @@ class Store:
                 return False
             self._db.execute("delete from batches where at < ?", (now - _BATCH_S,))
             self._db.execute("insert into batches (id, rollout, at) values (?, ?, ?)", (batch, number, now))
-            self._db.executemany(
-                "insert into assignments values (?, ?, ?, ?, ?, 1) on conflict do update "
-                "set last_at = excluded.last_at, requests = requests + 1",
-                [(number, arm, unit, now, now) for arm, unit in assigned],
-            )
-            body = json.dumps(merge(self.evidence(number, step)))
-            self._db.execute("insert or replace into evidence values (?, ?, ?)", (number, step, body))
+            self._assign(number, assigned)
+            self._merge(number, step, merge)
         return True
+
+    def journals(self, number: int) -> list[str]:
+        """Return the journals of outcomes of which a part has been counted."""
+        rows = self._db.execute("select journal from cursors where rollout = ?", (number,))
+        return [str(row[0]) for row in rows.fetchall()]
+
+    def cursor(self, number: int, journal: str) -> dict[str, int]:
+        """Return how far each file of a journal of outcomes has been counted."""
+        query = "select body from cursors where rollout = ? and journal = ?"
+        row = self._db.execute(query, (number, journal)).fetchone()
+        return {} if row is None else msgspec.json.decode(row[0], type=dict[str, int])
+
+    def add_journal(
+        self,
+        number: int,
+        journal: str,
+        cursor: Mapping[str, int],
+        merges: Mapping[int, Merge],
+        *,
+        assigned: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Count a part of a journal, and move its cursor behind that part: both or neither.
+
+        Args:
+            merges: for each step, makes the new evidence of the old one, none at first.
+            assigned: arm and unit of each request, for the assignment log.
+        """
+        with self._change():
+            for step, merge in merges.items():
+                self._merge(number, step, merge)
+            self._assign(number, assigned)
+            body = msgspec.json.encode(dict(cursor)).decode()
+            self._db.execute("insert or replace into cursors values (?, ?, ?)", (number, journal, body))
+
+    def _merge(self, number: int, step: int, merge: Merge) -> None:
+        body = json.dumps(merge(self.evidence(number, step)))
+        self._db.execute("insert or replace into evidence values (?, ?, ?)", (number, step, body))
+
+    def _assign(self, number: int, assigned: Iterable[tuple[str, str]]) -> None:
+        now = self._now()
+        self._db.executemany(
+            "insert into assignments values (?, ?, ?, ?, ?, 1) on conflict do update "
+            "set last_at = excluded.last_at, requests = requests + 1",
+            [(number, arm, unit, now, now) for arm, unit in assigned],
+        )
 
     def evidence(self, number: int, step: int) -> Mapping[str, object] | None:
         """Return what was counted at a step; None: nothing."""
@@ -264,6 +306,11 @@ class Store:
         query = f"select {', '.join(names)} from assignments where rollout = ? order by first_at, unit, arm"
         for row in self._db.execute(query, (number,)):
             yield Assignment(*row)
+
+
+def watched_step(step: int) -> int:
+    """Return the number under which a step's outcomes are kept that decide nothing."""
+    return -1 - step
 
 
 def whoami() -> str:

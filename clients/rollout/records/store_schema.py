@@ -50,6 +50,12 @@ create table if not exists batches (
     at real not null
 );
 create index if not exists batches_by_age on batches (at);
+create table if not exists cursors (
+    rollout integer not null references rollouts (id),
+    journal text not null,
+    body text not null,
+    primary key (rollout, journal)
+);
 create table if not exists assignments (
     rollout integer not null references rollouts (id),
     arm text not null,

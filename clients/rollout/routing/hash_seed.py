@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clients.rollout.routing.split import place_of
+from ensemble_configs.split.places import place_of
 from trireme.base.errors import SpecError
 
 _TRIES = 16

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
-from clients.rollout.routing.repetition import ends_in_repetition
-from clients.rollout_gate.outcome import Outcome
 from clients.streaming import GenerateChunk
+from ensemble_configs.split.outcome import Outcome
+from ensemble_configs.split.repetition import ends_in_repetition
 
 
 class Observation:

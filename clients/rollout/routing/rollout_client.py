@@ -18,8 +18,8 @@ import msgspec
 from clients.access import NO_ACCESS, Access
 from clients.access_errors import refused_connection, refused_status
 from clients.rollout.routing.schema import OutcomeBatch, SplitAnswer
-from clients.rollout_gate.outcome import Outcome
 from clients.tls_context import http_call
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, SpecError
 
 _FLUSH_S = 1.0

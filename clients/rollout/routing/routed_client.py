@@ -18,9 +18,10 @@ from clients.rollout.routing.observation import Observation
 from clients.rollout.routing.rollout_client import RolloutClient, Step
 from clients.rollout.routing.schema import Mirror
 from clients.rollout.routing.shadow_requests import ShadowRequest, ShadowRequests
-from clients.rollout.routing.split import CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of, unit_of
-from clients.rollout_gate.outcome import Outcome
+from clients.rollout.routing.split import CANDIDATE, STABLE, Slice, slice_at
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
+from ensemble_configs.split.outcome import Outcome
+from ensemble_configs.split.places import Places, place_of, stratum_of, unit_of
 from trireme.base.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from clients.rollout.routing.split import Slice
-from clients.rollout_gate.outcome import Outcome, Word
+from ensemble_configs.split.outcome import Outcome, Word
 
 
 class Mirror(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

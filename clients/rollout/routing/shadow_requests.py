@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from clients.rollout.routing.agreement import agreement
 from clients.rollout.routing.observation import Observation
-from clients.rollout_gate.outcome import Outcome
 from clients.streaming import AsyncTritonClient, GenerateRequest
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import ServingError
 
 _LONGEST_S = 60.0  # without a limit of the request's own

@@ -1,43 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `ensemble` (text to text); the logic is in serving.pipeline.text_pipeline."""
+"""Triton adapter of `ensemble` (text to text); the logic is in serving.release_routing."""
 
 import triton_python_backend_utils as pb_utils
 
-from serving.engine_process.engine_sources import SharedEngine
-from serving.pipeline.text_pipeline import TextPipeline
-from serving.pipeline.triton_adapter import Responses, engine_name, origin_of, release_folder, start_each
+from serving.pipeline.triton_adapter import Responses, origin_of, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
-from serving.requests.request_parameters import check_release, parameters_of, with_scheduling
-from serving.telemetry.request_metrics import RequestMetrics
+from serving.release_routing.release_routing import ReleaseRouting
+from serving.release_routing.routing_control import leaving_releases
+from serving.requests.request_parameters import parameters_of
 from serving.telemetry.request_tracer import RequestTracer
 
 
 class TritonPythonModel:
-    """Takes requests and returns at once; the threads of its engine's replies respond."""
+    """Takes requests and returns at once; the threads of each release's replies respond."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
         self.responses = Responses(args, step="ensemble")
-        self.version = args["model_version"]
-        metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
-        source = SharedEngine(engine_name(args, step="ensemble"))
-        self.pipeline = TextPipeline.from_release(release_folder(args), source, metrics)
-        self.control_channel = ControlChannel(args, generation_handlers(self.pipeline))
+        self.releases = ReleaseRouting(release_folder(args), pb_utils.MetricFamily, step="ensemble")
+        handlers = generation_handlers(self.releases)
+        self.control_channel = ControlChannel(args, handlers, leaving_releases(self.releases))
 
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
 
     def _start(self, request, *, observer) -> None:
-        parameters = parameters_of(request.parameters())
-        check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        self.pipeline.start(
-            with_scheduling(tensors, parameters),
-            self.responses.sink(request, observer),
-            origin_of(request, parameters, observer),
-        )
+        parameters = parameters_of(request.parameters())
+        origin = origin_of(request, parameters, observer)
+        self.releases.start(tensors, self.responses.sink(request, observer), origin, parameters=parameters)
 
     def finalize(self) -> None:
         self.control_channel.close()
-        self.pipeline.close()
+        self.releases.close()
         self.tracer.close()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `tensorrt_llm_bls` (text to text); the logic is in serving.pipeline.release_routing."""
+"""Triton adapter of `tensorrt_llm_bls` (text to text); the logic is in serving.release_routing."""
 
 import triton_python_backend_utils as pb_utils
 
-from serving.pipeline.release_routing import ReleaseRouting
 from serving.pipeline.triton_adapter import Responses, origin_of, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
+from serving.release_routing.release_routing import ReleaseRouting
+from serving.release_routing.routing_control import leaving_releases
 from serving.requests.request_parameters import parameters_of
 from serving.telemetry.request_tracer import RequestTracer
 
@@ -16,8 +17,9 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
         self.responses = Responses(args, step="tensorrt_llm_bls")
-        self.releases = ReleaseRouting(release_folder(args), pb_utils.MetricFamily)
-        self.control_channel = ControlChannel(args, generation_handlers(self.releases))
+        self.releases = ReleaseRouting(release_folder(args), pb_utils.MetricFamily, step="tensorrt_llm_bls")
+        handlers = generation_handlers(self.releases)
+        self.control_channel = ControlChannel(args, handlers, leaving_releases(self.releases))
 
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)

@@ -138,6 +138,21 @@ class ExtraOutputs(msgspec.Struct, array_like=True):
     context_phase_params: bytes | None = None  # with the last chunk
 
 
+class StepWork(msgspec.Struct, frozen=True, array_like=True):
+    """The work of the engine's steps beside one request, for comparisons of engines at equal work.
+
+    Attributes:
+        prefill_seqs: sequences in the batch at the step that made the request's first token.
+        num_seqs, num_prompt_tokens, num_kv_read_tokens: means over the steps in which the request decoded: sequences
+            in the batch, prompt tokens prefilled, and tokens of context read by all sequences. None: it did not decode.
+    """
+
+    prefill_seqs: float
+    num_seqs: float | None = None
+    num_prompt_tokens: float | None = None
+    num_kv_read_tokens: float | None = None
+
+
 class TokenChunk(msgspec.Struct, array_like=True):
     """New tokens of one request, at most one chunk for each request and step.
 
@@ -153,6 +168,7 @@ class TokenChunk(msgspec.Struct, array_like=True):
     # Where the engine knows: with the last chunk, and with each where the request `tells_perf`.
     perf: PerfMetrics | None = None
     extras: ExtraOutputs | None = None
+    work: StepWork | None = None  # with the last chunk of a request that has had a token
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):

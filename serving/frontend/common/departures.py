@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serving.process.control_channel import tell_left
+from serving.process.pinned_streams import pin, unpin
 
 _APART_S = 0.15
 _GATHER_S = 0.005  # many leave at once when a connection ends
@@ -32,6 +33,16 @@ class Departures:
     def new_name(self) -> str:
         """Return a name for a stream that no client can know."""
         return f"{self._prefix}-{next(self._numbers)}"
+
+    def pin(self, name: str) -> None:
+        """Record that a stream names the version of a model, before the models have its request."""
+        if self.run_dir is not None:
+            pin(self.run_dir, name)
+
+    def unpin(self, name: str) -> None:
+        """Forget a stream that has named a version, as it has ended."""
+        if self.run_dir is not None:
+            unpin(self.run_dir, name)
 
     def leave(self, names: Iterable[str]) -> None:
         """Record that the clients of these streams left before the end; the models are told soon."""

@@ -7,6 +7,7 @@ two bytes on the line can be a hundred in a parser's memory.
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from trireme.base.errors import RequestError
 
@@ -18,7 +19,7 @@ MAX_TEXTS = 100_000
 MAX_FIELDS = 20_000  # in a message, its tensors included
 _MAX_SHAPE_BYTES = 2_000
 _MAX_NAME_BYTES = 1_000
-_MODEL = 1  # a field of ModelInferRequest
+_MODEL, _VERSION = 1, 2  # fields of ModelInferRequest
 # Fields of ModelInferRequest, of its InferInputTensor and InferRequestedOutputTensor, and of a map's entry.
 _REQUEST_PARAMETERS, _INPUTS, _OUTPUTS = 4, 5, 6
 _NAME, _DATATYPE, _SHAPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 3, 4, 5
@@ -30,25 +31,34 @@ _LARGEST_KEY = 2**32 - 1  # protobuf's parsers drop the bits beyond
 Field = tuple[int, int | memoryview]
 
 
-def check_message(message: bytes) -> str:
-    """Check one serialized request; return the name of the requested model.
+class AskedModel(NamedTuple):
+    """The model that a request is for, and the version that it names; "": none."""
+
+    name: str = ""
+    version: str = ""
+
+
+def check_message(message: bytes) -> AskedModel:
+    """Check one serialized request; return the model that it is for.
 
     Raises:
         RequestError: a tensor would end the process of a model or the server, the message has too many fields, or it is
             not written as every client writes it: Triton's parser might read what this one does not.
     """
     budget = iter(range(MAX_FIELDS))
-    model = ""
+    name = version = ""
     for number, value in _blocks(memoryview(message), budget):
         if number == _MODEL:
-            model = _text(value)
+            name = _text(value)
+        elif number == _VERSION:
+            version = _text(value)
         elif number == _INPUTS:
             _check_tensor(value, budget)
         elif number == _OUTPUTS:
             _check_output(value, budget)
         elif number == _REQUEST_PARAMETERS:
             _parameter(value, budget)
-    return model
+    return AskedModel(name, version)
 
 
 def check_shape(name: str, data_type: str, shape: Iterable[int]) -> None:

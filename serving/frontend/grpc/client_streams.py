@@ -37,6 +37,7 @@ class ClientStream:
     is_held: bool = False
     is_half_closed: bool = False  # its client has said that it sends no more
     are_models_told: bool = True  # each model that it asks hears of clients that leave
+    is_pinned: bool = False  # it has named a version of a model, so no split may move it
 
 
 class ClientStreams:
@@ -57,6 +58,12 @@ class ClientStreams:
         """Add a stream; its id is higher than all before it."""
         self.last_id = stream_id
         self._running[stream_id] = stream
+
+    def pin(self, stream: ClientStream) -> None:
+        """Note that a stream names a version, before the last byte of its request goes on."""
+        if not stream.is_pinned:
+            stream.is_pinned = True
+            self._departures.pin(stream.name)
 
     def get(self, stream_id: int) -> ClientStream | None:
         """Return the running stream with an id; None: there is none."""
@@ -142,4 +149,6 @@ class ClientStreams:
         stream = self._running.pop(stream_id, None)
         if stream is not None:
             stream.messages.close()
+            if stream.is_pinned:
+                self._departures.unpin(stream.name)
         return stream

@@ -247,8 +247,11 @@ class ClientConnection(asyncio.Protocol):
         name = self._state.departures.new_name()
 
         def check(message: bytes) -> None:
-            if check_message(message) not in self._state.own_models:
+            asked = check_message(message)
+            if asked.name not in self._state.own_models:
                 stream.are_models_told = False
+            elif asked.version:
+                self._streams.pin(stream)
 
         encoding = given.get(b"grpc-encoding", b"identity")
         stream = ClientStream(

@@ -21,11 +21,12 @@ from trireme.base.errors import RequestError
 _NESTED = "parameters"  # keys in this object count as keys of the request
 
 
-def to_request(body: object, name: str, version: str, model: Model, *, is_ours: bool) -> Any:
+def to_request(body: object, name: str, version: str, model: Model, *, known_parameters: Collection[str] | None) -> Any:
     """Return the `ModelInferRequest` that a JSON object stands for.
 
     Args:
-        is_ours: whether every input of the model is in the contract, so that another key is a mistake.
+        known_parameters: of a model with every input in the contract, so that another key is a mistake; None: any key
+            is a parameter.
 
     Raises:
         RequestError: a key or its value is wrong; the text gives the key, the value and what is allowed.
@@ -46,7 +47,7 @@ def to_request(body: object, name: str, version: str, model: Model, *, is_ours: 
                 raise RequestError("id must be text", field="id", value=value)
             request.id = value
         elif key != _NESTED:
-            if is_ours and key not in KNOWN_PARAMETERS:
+            if known_parameters is not None and key not in known_parameters:
                 raise _unknown(key, name, model.inputs)
             set_parameter(request.parameters, key, value)
     return request

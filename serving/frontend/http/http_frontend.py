@@ -9,7 +9,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ from serving.frontend.http import generate_json, infer_json
 from serving.frontend.http.http_answers import answer_to, answer_to_status, error_answer, error_body, status_of
 from serving.frontend.http.http_connections import PatientServer
 from serving.frontend.http.triton_calls import TritonCalls
-from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
+from serving.requests.request_parameters import KNOWN_PARAMETERS, TRACEPARENT, TRACESTATE
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 _MODEL = re.compile(r"/v2/models/([^/]{1,255})(?:/versions/([0-9]{1,19}))?/(infer|generate|generate_stream)")
@@ -161,8 +161,9 @@ class HttpFrontend:
             if kind == "infer":
                 asked = infer_json.to_request(body, _header_length(request), name, version, model)
             else:
-                message = generate_json.to_request(_parse(body), name, version, model, is_ours=is_ours)
-        metadata = _forwarded(request)
+                known = (*KNOWN_PARAMETERS, *self._triton().sticky_parameters) if is_ours else None
+                message = generate_json.to_request(_parse(body), name, version, model, known_parameters=known)
+        metadata = _forwarded(request, self._triton().sticky_headers)
         if kind == "infer":
             response = await self._calls.once(stub.ModelInfer, asked.message, metadata, is_told=is_ours)
             return _infer_answer(request, response, asked)
@@ -268,9 +269,9 @@ def _infer_answer(request: web.BaseRequest, response: Any, asked: infer_json.Ask
     return answer
 
 
-def _forwarded(request: web.BaseRequest) -> list[tuple[str, str]]:
-    """Return the headers that reach the models, where the deployment has traces."""
-    given = ((key, request.headers.get(key, "")) for key in (TRACEPARENT, TRACESTATE))
+def _forwarded(request: web.BaseRequest, sticky: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the headers that reach the models, where the deployment has traces or keeps requests on releases."""
+    given = ((key, request.headers.get(key, "")) for key in (TRACEPARENT, TRACESTATE, *sticky))
     return [(key, value) for key, value in given if _is_printable(value)]
 
 

@@ -5,8 +5,8 @@ So the models answer before Triton sees a cancel, which it handles badly (`servi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 from serving.frontend.common.departures import Departures
@@ -30,7 +30,7 @@ class TritonCalls:
 
         Args:
             method: method of a `GRPCInferenceServiceStub` of an asyncio channel.
-            message: the request.
+            message: the request; where it names a version, no split moves it.
             metadata: metadata beside the name that the call is given.
             is_told: whether the model hears of clients that leave; Triton cancels a call of a model that does not.
 
@@ -40,7 +40,8 @@ class TritonCalls:
         name = self._departures.new_name()
 
         async def ask() -> Any:
-            return await method(message, metadata=[(STREAM_NAME, name), *metadata])
+            with self._pinned(name, message, is_told=is_told):
+                return await method(message, metadata=[(STREAM_NAME, name), *metadata])
 
         task = asyncio.create_task(ask())
         try:
@@ -65,13 +66,25 @@ class TritonCalls:
             grpc.aio.AioRpcError: the call failed, while the responses are read.
         """
         name = self._departures.new_name()
-        call = _StreamCall(method(metadata=[(STREAM_NAME, name), *metadata]), message)
+        pinned = self._pinned(name, message, is_told=is_told)
+        call = _StreamCall(method(metadata=[(STREAM_NAME, name), *metadata]), message, pinned)
         try:
             yield call.responses()
         finally:
             if not call.task.done():
                 call.is_left = True
                 self._leave(name, call.task, is_told=is_told)
+
+    @contextmanager
+    def _pinned(self, name: str, message: Any, *, is_told: bool) -> Iterator[None]:
+        if not (is_told and message.model_version):
+            yield
+            return
+        self._departures.pin(name)
+        try:
+            yield
+        finally:
+            self._departures.unpin(name)
 
     def _leave(self, name: str, task: asyncio.Task[Any], *, is_told: bool) -> None:
         if not is_told:
@@ -84,10 +97,10 @@ class TritonCalls:
 
 
 class _StreamCall:
-    def __init__(self, call: Any, message: Any) -> None:
+    def __init__(self, call: Any, message: Any, pinned: AbstractContextManager[None]) -> None:
         self.is_left = False
         self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_AHEAD)
-        self.task = asyncio.create_task(self._run(call, message))
+        self.task = asyncio.create_task(self._run(call, message, pinned))
 
     async def responses(self) -> AsyncIterator[Any]:
         while True:
@@ -105,16 +118,17 @@ class _StreamCall:
             self.task.result()  # raises the call's error
             return
 
-    async def _run(self, call: Any, message: Any) -> None:
-        await call.write(message)
-        await call.done_writing()
-        async for response in call:
-            while not self.is_left:
-                try:
-                    self._queue.put_nowait(response)
-                    break
-                except asyncio.QueueFull:
-                    await asyncio.sleep(0.01)
+    async def _run(self, call: Any, message: Any, pinned: AbstractContextManager[None]) -> None:
+        with pinned:
+            await call.write(message)
+            await call.done_writing()
+            async for response in call:
+                while not self.is_left:
+                    try:
+                        self._queue.put_nowait(response)
+                        break
+                    except asyncio.QueueFull:
+                        await asyncio.sleep(0.01)
 
 
 async def _wind_up(task: asyncio.Task[Any]) -> None:

@@ -21,7 +21,7 @@ from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.routing.routed_client import RoutedClient
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 
 pytestmark = [pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(1800)]
 

@@ -67,7 +67,8 @@ def test_three_arms_until_a_person_takes_one(site: Site, texts: Texts) -> None:
     by_release = texts
     with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=16) as load:
         candidates = [site.candidate(seed=seed) for seed in (2, 3)]
-        options = ("--mode", "ab", "--shares", "50,25,25", "--max-requests", "60")
+        # The keys are known to these clients alone.
+        options = ("--mode", "ab", "--shares", "50,25,25", "--max-requests", "60", "--split", "clients")
         running = site.begin(*candidates, steps="", options=options)
         site.wait_for_phase("held")
         found = json.loads(site.done("report", "--price-per-gpu-hour", "2", "--assignments", "log.csv", "--json"))

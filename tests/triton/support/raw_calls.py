@@ -61,6 +61,7 @@ def stream(
     request_id: str = "",
     parameters: Mapping[str, int | str] | None = None,
     outputs: Sequence[str] | None = None,
+    version: str = "",
 ) -> Generator[dict[str, Array], None, None]:
     """Yield the responses to one request, each as arrays by output name, up to the final one.
 
@@ -76,6 +77,7 @@ def stream(
                 model,
                 inputs,
                 outputs=None if outputs is None else [grpcclient.InferRequestedOutput(name) for name in outputs],
+                model_version=version,
                 request_id=request_id,
                 enable_empty_final_response=True,
                 parameters=parameters,

@@ -130,13 +130,16 @@ class Site:
         return dict(models[0])
 
 
-def serving(folder: Path, *, triton: Mapping[str, object] | None = None, **engine: object) -> RunningServer:
+def serving(
+    folder: Path, *, triton: Mapping[str, object] | None = None, sticky_key: str | None = None, **engine: object
+) -> RunningServer:
     """Return a server of release 1: `ENGINE` but for what is named.
 
     Its releases may take half a minute to load, and it may be killed as often as a test likes.
     """
     triton = {"restart_backoff_s": 0.0, "max_restarts": 100, **(triton or {})}
-    text = deployment_text("live", engine=ENGINE | {"seed": 1} | engine, triton=triton, endpoints=ROLLED_OUT)
+    more = {} if sticky_key is None else {"sticky_key": sticky_key}
+    text = deployment_text("live", engine=ENGINE | {"seed": 1} | engine, triton=triton, endpoints=ROLLED_OUT, **more)
     return RunningServer(text, folder, options=("--ready-timeout-s", "30"))
 
 

@@ -29,7 +29,7 @@ from benchmarks.support import report
 from clients.rollout_gate.evidence import read
 from clients.rollout_gate.evidence import sample_of as sums_of
 from clients.rollout_gate.gate import Gate
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from observability.rules.alerts import alert_groups
 from observability.rules.objectives import Objectives
 from observability.rules.rule_files import Alert
 from observability.rules.scaling import scaling_records
-from serving.telemetry import request_metrics
+from serving.telemetry import request_metrics, split_metrics
 from serving.telemetry.engine_metrics import EngineMetrics
 from serving.telemetry.request_metrics import RequestMetrics
 
@@ -23,7 +23,7 @@ def families() -> set[str]:
     requests = RequestMetrics(pb_utils.MetricFamily, model="m", version="1")
     engine = EngineMetrics(pb_utils.MetricFamily, model="m", version="1")
     at_start = {family.name for family in requests._families} | set(engine._metrics._families)
-    return at_start | set(request_metrics._LOOKUPS)
+    return at_start | set(request_metrics._LOOKUPS) | set(split_metrics.FAMILIES)
 
 
 def test_the_reference_has_every_metric_and_no_other() -> None:

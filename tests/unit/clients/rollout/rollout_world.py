@@ -11,8 +11,8 @@ from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
 from clients.rollout_gate.gate import Judgement
-from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.verdict import Verdict
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import ServerError, Unavailable
 
 

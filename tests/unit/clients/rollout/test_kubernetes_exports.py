@@ -21,7 +21,7 @@ from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import _LINGER_S, RolloutApi
 from clients.rollout_gate.gate import Gate
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 from trireme.commands import run_command
 
 URL = "http://rollout.models.svc:8010"

@@ -15,7 +15,7 @@ from clients.rollout_gate.blocks import Sums
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import EffectSizes, GateSpec
 from clients.rollout_gate.metrics import GUARDED, METRICS, Reference, alpha_of, guard_alpha
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError, SpecError
 
 GATE = Gate(GateSpec(ttft_target_ms=200))

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.report_text import json_text, markdown
+from ensemble_configs.split.outcome import Outcome
 
 pytestmark = pytest.mark.slow
 

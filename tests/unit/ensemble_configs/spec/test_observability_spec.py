@@ -67,8 +67,8 @@ def test_every_adapter_reads_what_the_deployment_says() -> None:
 def test_headers_are_forwarded_and_triton_traces_where_it_is_asked_to() -> None:
     flags = launch_flags(deployment(tracing={"endpoint": ENDPOINT}))
     assert [(name, value) for name, value in flags if "forward" in name] == [
-        ("grpc-header-forward-pattern", "(?i)^trace(parent|state)$"),
-        ("http-header-forward-pattern", "(?i)^trace(parent|state)$"),
+        ("grpc-header-forward-pattern", "(?i)^(traceparent|tracestate)$"),
+        ("http-header-forward-pattern", "(?i)^(traceparent|tracestate)$"),
     ]
     assert not [value for name, value in flags if name == "trace-config"]
     for ratio, rate in ((1.0, "1"), (0.25, "4"), (0.0, str(2**31 - 1))):

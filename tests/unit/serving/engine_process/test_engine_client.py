@@ -44,8 +44,8 @@ class Recorder:
         self.last_step = steps[-1]
 
     def chunk(self) -> TokenChunk:
-        """Return the next chunk, without its times."""
-        return msgspec.structs.replace(self.chunks.get(timeout=10), perf=None)
+        """Return the next chunk, without its times and the work beside it."""
+        return msgspec.structs.replace(self.chunks.get(timeout=10), perf=None, work=None)
 
     def death(self) -> Unavailable:
         return self.deaths.get(timeout=10)

@@ -155,8 +155,8 @@ def test_a_refusal_is_a_response_with_its_code(
         ("preprocessing", "serving.pipeline.prompt_step.PromptStep.prepare"),
         ("postprocessing", "serving.pipeline.text_step.TextStep.respond"),
         ("tensorrt_llm", "serving.pipeline.generation.GenerationService.start"),
-        ("ensemble", "serving.pipeline.text_pipeline.TextPipeline.start"),
-        ("tensorrt_llm_bls", "serving.pipeline.release_routing.ReleaseRouting.start"),
+        ("ensemble", "serving.release_routing.release_routing.ReleaseRouting.start"),
+        ("tensorrt_llm_bls", "serving.release_routing.release_routing.ReleaseRouting.start"),
     ],
 )
 def test_the_unexpected_fails_one_request_and_shows_no_traceback(

@@ -114,6 +114,7 @@ VALUES: dict[str, tuple[object, object]] = {
     "return_num_input_tokens": (True, True),
     "return_num_output_tokens": (True, True),
     "return_finish_reason": (True, True),
+    "return_release": (True, True),
     "num_return_sequences": (3, 3),
     "return_log_probs": (True, True),
     "return_perf_metrics": (True, True),

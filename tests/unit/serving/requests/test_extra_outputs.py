@@ -47,10 +47,10 @@ def test_an_array_comes_back_as_it_was() -> None:
     assert repr(packed) == "float16[2, 3]", "a refusal does not print its bytes"
 
 
-def test_a_step_without_extras_costs_a_byte_for_each_chunk() -> None:
+def test_what_a_chunk_does_not_have_costs_a_byte_each() -> None:
     stats = EngineStats(num_running=1, num_waiting=0, num_used_kv_blocks=1, num_kv_blocks=2, num_steps=3)
     without, more = (msgspec.msgpack.encode(Step([TokenChunk(1, [5])] * count, stats)) for count in (1, 2))
-    assert len(more) - len(without) == len(msgspec.msgpack.encode([1, [5], None, None, None, None, None]))
+    assert len(more) - len(without) == len(msgspec.msgpack.encode([1, [5], *[None] * 6]))
 
 
 def test_logits_are_joined_with_the_tokens_that_leave_together() -> None:

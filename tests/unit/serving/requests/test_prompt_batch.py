@@ -194,7 +194,7 @@ def answer(pipeline: TextPipeline, rows: list[dict[str, Any]]) -> Told:
     sink = RecordingTensorSink()
     pipeline.start(together(rows), sink)
     assert sink.wait().error is None
-    is_accumulating = pipeline._is_accumulating
+    is_accumulating = pipeline.is_accumulating
     told: Told = {}
     for response in sink.responses:
         assert ("batch_index" in response) == (len(rows) > 1)

@@ -15,7 +15,7 @@ from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.store import Store
 from clients.rollout.routing.agreement import agreement
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.outcome import Outcome
+from ensemble_configs.split.outcome import Outcome
 
 
 def outcome(arm: str, **more: object) -> Outcome:

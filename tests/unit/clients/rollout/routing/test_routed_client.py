@@ -23,8 +23,8 @@ from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.routing.routed_client import RoutedClient, Ticket
-from clients.rollout.routing.split import place_of
 from clients.streaming import GenerateRequest
+from ensemble_configs.split.places import place_of
 from trireme.base.errors import RequestError, ServingError, Unavailable, format_token
 from trireme.commands import run_command
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.rollout.routing.hash_seed import best_hash_seed, read_keys
-from clients.rollout.routing.split import BASELINE, CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of
+from clients.rollout.routing.split import BASELINE, CANDIDATE, STABLE, Slice, slice_at
 from clients.rollout.traffic import canary_slices
+from ensemble_configs.split.places import Places, place_of, stratum_of
 from trireme.base.errors import SpecError
 
 KEYS = [f"user-{number}" for number in range(100_000)]

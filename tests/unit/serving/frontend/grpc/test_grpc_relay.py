@@ -5,8 +5,10 @@ import asyncio
 import contextlib
 import socket
 import struct
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -546,3 +548,23 @@ async def test_a_client_that_takes_nothing_is_hung_up_on_at_the_end(site: Site) 
 
 def test_limits_are_those_that_docs_state() -> None:
     assert (grpc_relay._GREETING_S, grpc_relay._FRAME_S, client_streams._MESSAGE_S) == (10.0, 30.0, 30.0)
+
+
+@served
+async def test_a_stream_that_names_a_version_is_marked_until_its_end(site: Site) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        site.left.run_dir = Path(folder)
+
+        async def marks_during(version: str) -> list[str]:
+            asked = request(name="wait")
+            asked.model_version = version
+            call = site.stub.ModelStreamInfer(stream(asked))
+            await anext(aiter(call))
+            marks = [path.name for path in Path(folder).glob("pinned/*")]
+            call.cancel()
+            await until(lambda: not list(Path(folder).glob("pinned/*")))
+            return marks
+
+        assert await marks_during("") == []
+        [mark] = await marks_during("2")
+        assert mark == site.triton.metadata[-1]["trireme-stream"]

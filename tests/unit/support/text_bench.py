@@ -12,6 +12,7 @@ from recording_tensor_sink import RecordingTensorSink
 from simulated_release import write_release
 
 from ensemble_configs.render.release_file import load_release
+from ensemble_configs.spec.admission_spec import AdmissionSpec
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.request_origin import RequestOrigin
@@ -21,8 +22,16 @@ from serving.telemetry.request_metrics import RequestMetrics
 class Owner:
     """The owner of an engine, as `tensorrt_llm` is for a client of the engine, with requests of its own."""
 
-    def __init__(self, root: Path, *, release: int = 1, is_accumulating: bool = False, **engine: object) -> None:
-        folder = write_release(root, engine, release=release, is_accumulating=is_accumulating)
+    def __init__(
+        self,
+        root: Path,
+        *,
+        release: int = 1,
+        is_accumulating: bool = False,
+        admission: AdmissionSpec | None = None,
+        **engine: object,
+    ) -> None:
+        folder = write_release(root, engine, release=release, is_accumulating=is_accumulating, admission=admission)
         self.bls_folder = root / "tensorrt_llm_bls" / str(release)
         self.source = OwnedEngine(folder, EngineListener(str(release)))
         metrics = RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version=str(release))

@@ -14,8 +14,8 @@ import triton_python_backend_utils as pb_utils
 from recording_tensor_sink import RecordingTensorSink
 from text_bench import Owner, ask, wait_until
 
-from serving.pipeline.release_routing import ReleaseRouting
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from serving.release_routing.release_routing import ReleaseRouting
 from serving.requests.request_parameters import parameters_of
 from trireme.base.errors import RequestError, ServerError, SpecError, Unavailable
 
@@ -38,7 +38,7 @@ def owners(tmp_path: Path) -> Iterator[dict[int, Owner]]:
 
 @pytest.fixture
 def releases(owners: dict[int, Owner]) -> Iterator[ReleaseRouting]:
-    made = ReleaseRouting(owners[1].bls_folder, pb_utils.MetricFamily)
+    made = ReleaseRouting(owners[1].bls_folder, pb_utils.MetricFamily, step="tensorrt_llm_bls")
     yield made
     made.close()
 
@@ -54,7 +54,7 @@ def send(releases: ReleaseRouting, parameters: str = "", **tensors: object) -> R
 def test_a_request_gets_the_engine_of_the_release_it_names_and_of_its_own_by_default(
     releases: ReleaseRouting, owners: dict[int, Owner]
 ) -> None:
-    second = ReleaseRouting(owners[2].bls_folder, pb_utils.MetricFamily)
+    second = ReleaseRouting(owners[2].bls_folder, pb_utils.MetricFamily, step="tensorrt_llm_bls")
     expected = {1: text(releases), 2: text(second)}
     second.close()
     assert expected[1] != expected[2]

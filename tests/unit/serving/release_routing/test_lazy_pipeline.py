@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from serving.pipeline.release_routing import LazyPipeline
 from serving.pipeline.request_origin import RequestOrigin
 from serving.process.server_log import JsonLines
+from serving.release_routing.lazy_pipeline import LazyPipeline
 from trireme.base.errors import ServingError
 
 PROMPT = "my bank's secret is 1234"

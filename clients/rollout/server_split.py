@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The split that servers make, and what they tell of its requests: a thread keeps the one, and counts the other.
+
+A server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
+read from the journal and counted with the cursor in one transaction: each once, whoever was killed.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from clients.rollout.judging.judges import Judge
+from clients.rollout.local_server import LocalServer
+from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
+from clients.rollout.records.state import Rollout
+from clients.rollout.records.store import Merge, Store
+from ensemble_configs.split.outcome import Outcome
+from ensemble_configs.split.outcome_journal import JournalLine, JournalReader
+from ensemble_configs.split.release_split import ReleaseShare
+from trireme.base.errors import ServingError
+
+_LOOK_S = 0.1  # until a phase of the store reaches the servers
+_REFRESH_S = 1.0
+_COUNT_S = 0.5
+
+Shares = Callable[[Rollout, Plan], Sequence[ReleaseShare]]
+
+
+class SplitServer(NamedTuple):
+    """A server that splits requests, and the shares of each phase."""
+
+    server: LocalServer
+    shares: Shares
+
+
+class ServerSplit:
+    """The keeper of one rollout's split on its servers, from its construction until it is closed.
+
+    Args:
+        path: file of the store.
+        number: number of the rollout.
+        servers: the servers that split.
+        judge: makes evidence of outcomes.
+        tell: reporter of messages for people.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        servers: Sequence[SplitServer],
+        judge: Judge,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._path = path
+        self._number = number
+        self._servers = servers
+        self._judge = judge
+        self._tell = tell
+        self._last_message = ""
+        with Store(path) as store:  # a server may be away for long
+            self._journals = {name: JournalReader(Path(name)) for name in store.journals(number)}
+        self._counting = threading.Lock()  # from a cursor's reading to its writing
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(work, period_s), name=work.__name__, daemon=True)
+            for work, period_s in ((self._keep, _LOOK_S), (self.count, _COUNT_S))
+        ]
+        self._told: tuple[object, float] | None = None
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop, and count what is left; the lease of the split ends by itself."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+        self.count()
+
+    def _repeat(self, work: Callable[[], None], period_s: float) -> None:
+        while not self._closing.wait(period_s):
+            try:
+                work()
+            except (ServingError, OSError) as exc:
+                self._tell_once(f"the split waits: {exc}")
+
+    def _tell_once(self, text: str) -> None:
+        if text != self._last_message:
+            self._tell(text)
+        self._last_message = text
+
+    def _keep(self) -> None:
+        """Tell the servers a split that has changed at once, and any split once a second."""
+        with Store(self._path) as store:
+            rollout = store.get(self._number)
+        plan, now_s = read_plan(rollout.plan), time.monotonic()
+        state = (rollout.phase, rollout.step)
+        if rollout.phase.is_over or (self._told and self._told[0] == state and now_s < self._told[1] + _REFRESH_S):
+            return
+        for each in self._servers:
+            journal = each.server.split(rollout, plan, each.shares(rollout, plan))
+            self._journals.setdefault(str(journal), JournalReader(journal))
+        self._told = (state, now_s)
+        self._last_message = ""
+
+    def count(self) -> None:
+        """Count the outcomes that the servers have written since the last call."""
+        for name, journal in list(self._journals.items()):
+            with self._counting, Store(self._path) as store:
+                while True:
+                    part = journal.read(store.cursor(self._number, name))
+                    if not part.lines:
+                        break
+                    own = [line for line in part.lines if line.rollout == self._number]
+                    plan = read_plan(store.get(self._number).plan)
+                    store.add_journal(
+                        self._number,
+                        name,
+                        part.cursor,
+                        {step: self._merge(lines) for step, lines in _by_step(own).items()},
+                        assigned=_assigned(own, plan),
+                    )
+
+    def _merge(self, lines: Sequence[JournalLine]) -> Merge:
+        return partial(_merged, self._judge, lines)
+
+
+def _merged(judge: Judge, lines: Sequence[JournalLine], evidence: Mapping[str, object] | None) -> Mapping[str, object]:
+    """Return evidence with outcomes at the times at which they ended, the oldest first."""
+    found = evidence
+    for at_s, outcomes in _by_second(lines).items():
+        found = judge.merge(found, outcomes, at_s=at_s)
+    assert found is not None, "there are lines"
+    return found
+
+
+def _by_second(lines: Sequence[JournalLine]) -> dict[float, list[Outcome]]:
+    found: dict[float, list[Outcome]] = {}
+    for line in sorted(lines, key=lambda each: each.at_s):
+        found.setdefault(float(int(line.at_s)), []).append(line.outcome)
+    return found
+
+
+def _by_step(lines: Sequence[JournalLine]) -> dict[int, list[JournalLine]]:
+    found: dict[int, list[JournalLine]] = {}
+    for line in lines:
+        found.setdefault(line.step, []).append(line)
+    return found
+
+
+def _assigned(lines: Sequence[JournalLine], plan: Plan) -> list[tuple[str, str]]:
+    """Return the arm and unit of each request of an A/B test, for the assignment log."""
+    if plan.mode is not Mode.AB:
+        return []
+    return [(line.outcome.arm, line.outcome.unit) for line in lines]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The split of a running server, which a rollout sets and puts off the end of; a change needs no load.
+
+A Triton that is started anew begins without a split, until the rollout says it again.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ensemble_configs.changes.release_changes import model_named
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.split.release_split import ReleaseShare, ReleaseSplit, SplitFile
+from serving.live_releases.live_deployment import LiveDeployment
+from trireme.base.errors import RequestError
+from trireme.base.unix_rpc import Handler, Say
+
+_FOLDER = "outcomes"
+
+
+class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The split that a rollout asks for.
+
+    Attributes:
+        model: by its name in the deployment; None: the only one.
+        lease_s: how long the split holds unless it is asked for again.
+    """
+
+    rollout: Annotated[int, msgspec.Meta(ge=1)]
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    hash_seed: str
+    shares: Annotated[tuple[ReleaseShare, ...], msgspec.Meta(min_length=1, max_length=64)]
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+    model: str | None = None
+
+
+class LiveSplit:
+    """The splits of the models of one server.
+
+    Args:
+        live: the server's deployment.
+        folder: folder of the server, for the outcomes.
+        now_s: the machine's monotonic clock.
+    """
+
+    def __init__(self, live: LiveDeployment, folder: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._live = live
+        self._folder = folder
+        self._now_s = now_s
+        self._lock = threading.Lock()
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers by operation: ``split`` takes a `SplitRequest`, and answers with the ``journal``."""
+        return {"split": self._set}
+
+    def _set(self, question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        del say
+        try:
+            asked = msgspec.convert({name: value for name, value in question.items() if name != "op"}, SplitRequest)
+        except msgspec.ValidationError as exc:
+            raise RequestError(f"the split cannot be read: {exc}", field="split") from exc
+        _check(asked, self._live.spec)
+        model = model_named(self._live.spec, asked.model)
+        journal = self._folder / _FOLDER / f"{model.name}-{asked.rollout}"
+        split = ReleaseSplit(
+            rollout=asked.rollout,
+            step=asked.step,
+            hash_seed=asked.hash_seed,
+            shares=asked.shares,
+            journal=str(journal),
+            ends_s=self._now_s() + asked.lease_s,
+            key=model.sticky_key or "",
+        )
+        with self._lock:
+            if not journal.exists():
+                self._forget_earlier(model.name)
+                journal.mkdir(parents=True)
+            SplitFile(self._live.run_dir(), model.triton_prefix).write(split)
+        return {"journal": str(journal)}
+
+    def _forget_earlier(self, model: str) -> None:
+        """Remove the journals of rollouts that are over: a model has one at a time."""
+        for earlier in (self._folder / _FOLDER).glob(f"{model}-[0-9]*"):
+            shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _check(asked: SplitRequest, spec: DeploymentSpec) -> None:
+    """Check that the shares grow to 1, and are of releases that are served.
+
+    Raises:
+        RequestError: they do not, or are not.
+        SpecError: there is no such model.
+    """
+    model = model_named(spec, asked.model)
+    known = {release.release for release in model.releases}
+    ends = [share.upto for share in asked.shares]
+    if ends != sorted(set(ends)) or ends[0] <= 0 or ends[-1] != 1:
+        raise RequestError(f"shares must end at growing places, the last at 1, got {ends}", field="shares", value=ends)
+    for share in asked.shares:
+        if share.release not in known:
+            there = ", ".join(map(str, sorted(known)))
+            raise RequestError(
+                f"shares name release {share.release}, and {model.name} has: {there}",
+                field="release",
+                value=share.release,
+            )

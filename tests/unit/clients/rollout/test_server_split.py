@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The split that a server makes follows the phase, and what the server tells is counted once, over restarts of all."""
+
+import multiprocessing
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollout_world import World
+from text_bench import wait_until
+
+from clients.rollout.records.rollout_plan import Plan, SplitBy
+from clients.rollout.records.state import Phase, Rollout
+from clients.rollout.records.store import Store
+from clients.rollout.server_split import ServerSplit, SplitServer
+from clients.rollout.traffic import release_shares_now
+from clients.rollout_gate.gate import Gate
+from clients.rollout_gate.gate_spec import GateSpec
+from ensemble_configs.split.outcome import Outcome
+from ensemble_configs.split.outcome_journal import JournalWriter
+from ensemble_configs.split.release_split import ReleaseShare
+from trireme.base.errors import Unavailable
+
+
+class Server:
+    """A server that is told splits, and may be away."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        self.told: list[tuple[int, tuple[tuple[float, int, str], ...]]] = []
+        self.is_away = False
+
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
+        del plan
+        if self.is_away:
+            raise Unavailable("it is being started", reason="starting")
+        self.told.append((rollout.step, tuple((each.upto, each.release, each.arm) for each in shares)))
+        return self.journal
+
+
+def keeper(world: World, server: Server) -> ServerSplit:
+    servers = [SplitServer(server, release_shares_now)]  # type: ignore[arg-type]
+    return ServerSplit(world.path, world.number, servers, Gate(GateSpec()))
+
+
+def enter(world: World, phase: Phase, *, step: int | None = None) -> None:
+    with Store(world.path) as store:
+        store.enter(world.number, phase, why="a test", step=step)
+
+
+def num_counted(world: World, step: int) -> int:
+    with Store(world.path) as store:
+        evidence = store.evidence(world.number, step)
+    return 0 if evidence is None else sum(evidence[arm]["num_requests"] for arm in ("candidate", "baseline"))  # type: ignore[index]
+
+
+CANARY = ((0.05, 2, "candidate"), (0.95, 1, ""), (1.0, 1, "baseline"))
+
+
+def test_a_server_is_told_each_phase_as_it_begins(tmp_path: Path) -> None:
+    world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
+    split = keeper(world, server)
+    try:
+        wait_until(lambda: bool(server.told))
+        assert server.told[-1] == (0, ((1.0, 1, ""),)), "before it runs, all is the stable release's"
+        enter(world, Phase.RUNNING, step=1)
+        wait_until(lambda: server.told[-1] == (1, CANARY))
+        enter(world, Phase.PROMOTING)
+        wait_until(lambda: server.told[-1] == (1, ((1.0, 2, ""),)))
+        enter(world, Phase.ROLLING_BACK)
+        wait_until(lambda: server.told[-1] == (1, ((1.0, 1, ""),)))
+        told = len(server.told)
+        wait_until(lambda: len(server.told) > told)  # the end of its lease is put off
+    finally:
+        split.close()
+
+
+def test_a_server_that_comes_back_is_told_again(tmp_path: Path) -> None:
+    world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
+    server.is_away = True
+    enter(world, Phase.RUNNING, step=1)
+    split = keeper(world, server)
+    try:
+        time.sleep(0.3)
+        server.is_away = False
+        wait_until(lambda: bool(server.told))
+    finally:
+        split.close()
+
+
+def test_outcomes_are_counted_for_their_step_and_once_over_restarts(tmp_path: Path) -> None:
+    world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
+    enter(world, Phase.RUNNING, step=1)
+    writer = JournalWriter(server.journal, "ensemble-1")
+    num_written = 0
+    for life in range(4):
+        server.told.clear()
+        split = keeper(world, server)
+        wait_until(lambda: bool(server.told))
+        for _ in range(50):
+            step = num_written % 2
+            writer.write(rollout=world.number, step=step, release=2, outcome=Outcome(arm="candidate", ttft_ms=5.0))
+            writer.write(rollout=world.number + 1, step=step, release=2, outcome=Outcome(arm="candidate"))
+            num_written += 1
+        if life % 2:
+            writer.close()
+            writer = JournalWriter(server.journal, "ensemble-1")
+        split.close()
+        assert num_counted(world, 0) + num_counted(world, 1) == num_written
+    assert num_counted(world, 0) == num_counted(world, 1) == num_written / 2
+    writer.close()
+
+
+def count_until_killed(path: Path, number: int, journal: Path) -> None:
+    servers = [SplitServer(Server(journal), release_shares_now)]  # type: ignore[arg-type]
+    split = ServerSplit(path, number, servers, Gate(GateSpec()))
+    while True:
+        split.count()
+
+
+def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
+    world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
+    enter(world, Phase.RUNNING, step=1)
+    writer = JournalWriter(server.journal, "ensemble-1")
+    context, rng = multiprocessing.get_context("spawn"), random.Random(5)
+    for _ in range(6):
+        for number in range(300):
+            arm = ("candidate", "baseline")[number % 2]
+            writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm=arm, ttft_ms=5.0))
+        victim = context.Process(target=count_until_killed, args=(world.path, world.number, server.journal))
+        victim.start()
+        before = num_counted(world, 1)
+        wait_until(lambda: num_counted(world, 1) > before)  # noqa: B023  waited for in this turn
+        time.sleep(rng.uniform(0, 0.05))
+        victim.kill()
+        victim.join()
+    server.is_away = True  # what it has written is there
+    keeper(world, server).close()
+    writer.close()
+    assert num_counted(world, 1) == 6 * 300
