@@ -70,19 +70,16 @@ def responses() -> str:
 
 def chunked_prefill() -> str:
     """Return the p99 ITL of streams beside a long prompt, in chunks and in one piece."""
-    names, rows = ("chunked_prefill_demo_cpu", "chunked_prefill_demo_cpu_epyc"), []
-    for name in names:
-        result = latest(name)
-        for row in result["rows"]:
-            where = "`ensemble` over gRPC" if row["path"] == "ensemble" else "the engine's steps, in-process"
-            cells = [
-                f"{row[f'{how}_p99_itl_ms']['median']:.0f} ms, {with_interval(row[f'{how}_p99_itl_ratio'])}"
-                for how in ("chunked", "in_one_piece")
-            ]
-            load = f"load {result['environment']['load_1min']:.0f}"
-            rows.append([f"{where}, {load}", f"{row['alone_p99_itl_ms']['median']:.1f} ms", *cells])
+    rows = []
+    for row in latest("chunked_prefill_demo_cpu")["rows"]:
+        where = "`ensemble` over gRPC" if row["path"] == "ensemble" else "the engine's steps, in-process"
+        cells = [
+            f"{row[f'{how}_p99_itl_ms']['median']:.0f} ms, {with_interval(row[f'{how}_p99_itl_ratio'])}"
+            for how in ("chunked", "in_one_piece")
+        ]
+        rows.append([where, f"{row['alone_p99_itl_ms']['median']:.1f} ms", *cells])
     header = ["p99 ITL of 16 streams", "alone", "beside the prompt in chunks of 128, ratio", "in one piece, ratio"]
-    return _table(header, rows, *names)
+    return _table(header, rows, "chunked_prefill_demo_cpu")
 
 
 def long_texts() -> str:

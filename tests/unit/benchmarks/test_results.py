@@ -17,7 +17,6 @@ from trireme.base.project_files import CODE_ROOT
 # Results from before this was tested. No name is ever added here; a result that is measured anew goes.
 OF_A_DIRTY_TREE = {
     "batch_beside_interactive_2026-11-22.json",
-    "chunked_prefill_demo_cpu_2026-11-21.json",
     "dynamo_mocker_2026-11-23.json",
     "engine_turns_demo_cpu_slower_machine_2026-11-22.json",
     "ensemble_overhead_random_125m_2026-11-21.json",
@@ -29,7 +28,6 @@ OF_A_DIRTY_TREE = {
 }
 OF_A_LOST_COMMIT = {
     "soak_2026-11-23.json",
-    "tracing_cost_2026-11-22.json",
 }
 
 
