@@ -20,10 +20,8 @@ OF_A_DIRTY_TREE = {
     "dynamo_mocker_2026-11-23.json",
     "engine_turns_demo_cpu_slower_machine_2026-11-22.json",
     "ensemble_overhead_random_125m_2026-11-21.json",
-    "isolation_2026-11-22.json",
     "overload_2026-11-22.json",
     "quantization_demo_cpu_2026-11-21.json",
-    "shared_device_2026-11-22.json",
     "soak_2026-11-23.json",
 }
 OF_A_LOST_COMMIT = {
