@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps requests on one release is named in the deployment, and reaches the models."""
+"""The key that keeps requests on one release is named in the deployment, and reaches the models."""
 
 from pathlib import Path
 from typing import Any
