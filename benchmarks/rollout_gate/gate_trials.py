@@ -180,19 +180,19 @@ def figures_of(scenario: Scenario, tally: Tally) -> dict[str, Any]:
         "rollouts": scenario.rollouts,
         "max_requests": scenario.looks * PER_LOOK,
         "regression": asdict(scenario.regression),
-        "rolled_back": _share(is_failed),
-        "passed": _share(is_passed),
+        "rolled_back": share_of(is_failed),
+        "passed": share_of(is_passed),
         "to_rollback": _times(failed[is_failed]),
         "to_pass": _times(passed[is_passed]),
         "rollouts_failed_by": dict(sorted(tally.worse.items(), key=lambda one: -one[1])),
         "others": {
-            name: {"rolled_back": _share(np.array(found) >= 0), "to_rollback": _times(np.array(found))}
+            name: {"rolled_back": share_of(np.array(found) >= 0), "to_rollback": _times(np.array(found))}
             for name, found in tally.others.items()
         },
     }
 
 
-def _share(happened: NDArray[np.bool_]) -> dict[str, float]:
+def share_of(happened: NDArray[np.bool_]) -> dict[str, float]:
     # Clopper and Pearson, "The use of confidence or fiducial limits", Biometrika 26(4), 1934.
     count, size = int(happened.sum()), happened.size
     lower = float(beta.ppf(0.05, count, size - count + 1)) if count else 0.0

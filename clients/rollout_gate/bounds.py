@@ -37,12 +37,12 @@ def bounds_of(name: str, sample: Sample, spec: GateSpec) -> tuple[float | None, 
 
 def _slack(name: str, sample: Sample, spec: GateSpec, alpha: float) -> float | None:
     # By how much an estimate must exceed a true difference so that chance does not explain it.
-    differences, effect = sample.differences[name], effect_of(name, spec)
+    differences, effect, spread = sample.differences[name], effect_of(name, spec), sample.spread(name)
     alike = alike_of(name, sample, spec)
     limit = float(allowed(alpha, sample.times, spec.fade_s))
 
     def is_excluded(by: float) -> bool:
-        return float(chance_of_more(np.array(by), differences.information, alike, effect, alpha)) < limit
+        return float(chance_of_more(np.array(by), differences.information, alike, effect, alpha, spread)) < limit
 
     if not is_excluded(_LARGEST):
         return None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.rollout_gate.clusters import Spread
 from clients.rollout_gate.count_test import excess_bound, log_evidence_over
 from clients.rollout_gate.fading import (
     MIN_BLOCKS,
@@ -25,6 +26,7 @@ from clients.rollout_gate.fading import (
     sizes,
 )
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.incidents import Incidents
 from clients.rollout_gate.mean_test import Floats, tuning
 from clients.rollout_gate.mean_test import log_evidence as log_evidence_of_mean
 from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
@@ -66,6 +68,8 @@ class Sample:
         times: how long it has been.
         levels: levels of each `log_mean` in both arms.
         differences: differences of metrics that are looked at in blocks of time.
+        spreads: spread of each difference, or share, over keys.
+        incidents: events that come together, of each share.
     """
 
     num_requests: Floats
@@ -74,6 +78,13 @@ class Sample:
     differences: Mapping[str, Differences] = field(default_factory=dict)
     counts: Mapping[str, Counts] = field(default_factory=dict)
     scores: Mapping[str, Scores] = field(default_factory=dict)
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    incidents: Mapping[str, Incidents] = field(default_factory=dict)
+
+    def spread(self, name: str) -> Spread:
+        """Return the spread of a metric over keys; without keys that of independent requests."""
+        ones = np.ones(self.num_requests.shape[:-1])
+        return self.spreads.get(name, Spread(ones, ones * np.inf))
 
 
 class Finding(NamedTuple):
@@ -136,68 +147,76 @@ def alpha_of_side(name: str, spec: GateSpec) -> float:
     return alpha_of(name, spec) / (2 if METRICS[name].is_two_sided else 1)
 
 
-def chance_of_more(estimate: Floats, information: Floats, alike: Alike, effect: float, alpha: float) -> Floats:
+def chance_of_more(
+    estimate: Floats, information: Floats, alike: Alike, effect: float, alpha: float, spread: Spread | None = None
+) -> Floats:
     """Return the [...] chance that explains an estimate so far over zero.
 
     The boundary is tuned to `effect` and `alpha`.
 
     Args:
         information: [...] for independent requests.
+        spread: over keys; None: requests are independent, or what they share fades.
     """
-    known = information[..., np.newaxis] / alike.inflations
-    return chance(alike.weights, log_evidence_of_mean(estimate[..., np.newaxis], known, tuning(effect, alpha)))
+    known, freedom = information[..., np.newaxis] / alike.inflations, None
+    if spread is not None:
+        known, freedom = known / spread.inflation[..., np.newaxis], spread.freedom[..., np.newaxis]
+    return chance(alike.weights, log_evidence_of_mean(estimate[..., np.newaxis], known, tuning(effect, alpha), freedom))
 
 
 def of_difference(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
     """Return the finding of a `log_mean`; without `min_requests` and `MIN_BLOCKS` neither worse nor fine."""
     alike = alike_of(name, sample, spec)
     estimate, information = sample.differences[name].estimate, sample.differences[name].information
-    effect, alpha = effect_of(name, spec), alpha_of_side(name, spec)
+    effect, alpha, spread = effect_of(name, spec), alpha_of_side(name, spec), sample.spread(name)
     fails = allowed(alpha, sample.times, spec.fade_s)
     passes = allowed(spec.pass_alpha, sample.times, spec.fade_s)
-    is_worse = (chance_of_more(estimate, information, alike, effect, alpha) < fails) & (estimate >= effect / 2)
-    is_fine = chance_of_more(effect - estimate, information, alike, effect, spec.pass_alpha) < passes
+    is_worse = chance_of_more(estimate, information, alike, effect, alpha, spread) < fails
+    is_worse &= estimate >= effect / 2
+    is_fine = chance_of_more(effect - estimate, information, alike, effect, spec.pass_alpha, spread) < passes
     if METRICS[name].is_two_sided:
-        is_less = chance_of_more(-estimate, information, alike, effect, alpha) < fails
+        is_less = chance_of_more(-estimate, information, alike, effect, alpha, spread) < fails
         is_worse |= is_less & (estimate <= -effect / 2)
-        is_fine &= chance_of_more(effect + estimate, information, alike, effect, spec.pass_alpha) < passes
+        is_fine &= chance_of_more(effect + estimate, information, alike, effect, spec.pass_alpha, spread) < passes
     return Finding(estimate, is_worse & is_enough, is_fine & is_enough, information > 0)
 
 
 def of_counts(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
-    """Return the finding of a `share`.
-
-    Where its events are independent it can be worse after any number of requests: its test is exact.
-    """
+    """Return the finding of a `share`."""
     counts, effect = sample.counts[name], effect_of(name, spec)
     events, num = counts
     has_data = num.min(axis=-1) > 0
     share = num[..., 0] / np.maximum(num.sum(axis=-1), 1.0)
     rates = events / np.maximum(num, 1.0)
     estimate = np.where(has_data, rates[..., 0] - rates[..., 1], 0.0)
-    more = log_evidence_over(events[..., 0], events[..., 1], share)
-    is_worse = is_proof(name, more, sample, spec) & (estimate >= effect / 2)
+    is_worse = is_proof(name, share, sample, spec, of_candidate=True) & (estimate >= effect / 2)
     independent = effective(name, sample, spec)
     is_fine = has_data & (excess_bound(independent.events, independent.num, effect, spec.pass_alpha) < effect)
     if METRICS[name].is_two_sided:
-        fewer = log_evidence_over(events[..., 1], events[..., 0], 1 - share)
-        is_worse |= is_proof(name, fewer, sample, spec) & (estimate <= -effect / 2)
+        is_worse |= is_proof(name, share, sample, spec, of_candidate=False) & (estimate <= -effect / 2)
         turned = excess_bound(independent.events[..., ::-1], independent.num[..., ::-1], effect, spec.pass_alpha)
         is_fine &= turned < effect
     return Finding(estimate, is_worse & has_data, is_fine & is_enough, has_data)
 
 
-def is_proof(name: str, log_evidence: Floats, sample: Sample, spec: GateSpec) -> Truths:
-    """Return whether [...] the evidence about a `share` proves it, also where events are not independent.
+def is_proof(name: str, share: Floats, sample: Sample, spec: GateSpec, *, of_candidate: bool) -> Truths:
+    """Return whether [...] one arm has proven more events, also where these come together or share their keys.
 
-    The evidence is that for independent events.
+    Args:
+        share: [...] the candidate's share of requests.
+        of_candidate: False: of the baseline.
     """
-    alpha = alpha_of_side(name, spec)
-    if name not in sample.differences:
-        return np.asarray(log_evidence >= math.log(1 / alpha))
-    alike = alike_of(name, sample, spec)
-    found = chance(alike.weights, log_evidence[..., np.newaxis] / alike.inflations)
-    return np.asarray(found < allowed(alpha, sample.times, spec.fade_s))
+    arm, other, part = (0, 1, share) if of_candidate else (1, 0, 1 - share)
+    events = sample.counts[name].events
+    evidence = log_evidence_over(events[..., arm], events[..., other], part)
+    found = np.exp(-np.maximum(evidence / sample.spread(name).inflation, 0.0))
+    if name in sample.incidents:
+        incidents = sample.incidents[name].chance(share, sample.times.elapsed_s, of_candidate=of_candidate)
+        found = np.maximum(found, incidents)
+    if name in sample.differences:
+        alike = alike_of(name, sample, spec)
+        found = np.maximum(found, chance(alike.weights, evidence[..., np.newaxis] / alike.inflations))
+    return np.asarray(found < allowed(alpha_of_side(name, spec), sample.times, spec.fade_s))
 
 
 def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
@@ -207,12 +226,13 @@ def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
 
     Source: Rao and Scott, "A simple method for the analysis of clustered binary data", Biometrics 48(2), 1992.
     """
-    counts = sample.counts[name]
-    if name not in sample.differences:
-        return counts
-    alike = alike_of(name, sample, spec)
-    inflation = (alike.weights * alike.inflations).sum(axis=-1)[..., np.newaxis]
-    return Counts(counts.events / inflation, counts.num / inflation)
+    counts, inflation = sample.counts[name], sample.spread(name).inflation
+    if name in sample.incidents:
+        inflation = np.maximum(inflation, sample.incidents[name].clumping(sample.times.elapsed_s))
+    if name in sample.differences:
+        alike = alike_of(name, sample, spec)
+        inflation = np.maximum(inflation, (alike.weights * alike.inflations).sum(axis=-1))
+    return Counts(counts.events / inflation[..., np.newaxis], counts.num / inflation[..., np.newaxis])
 
 
 def of_scores(name: str, scores: Scores, spec: GateSpec) -> Finding:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clients.rollout_gate.clusters import Spread
 from clients.rollout_gate.count_test import excess_bound, log_evidence_over
 from clients.rollout_gate.fading import MIN_BLOCKS, Differences, Times, allowed, chance, squares_expected
 from clients.rollout_gate.findings import Alike, Sample, Truths, alike_of, alpha_of_side, chance_of_more
@@ -23,10 +24,14 @@ _SCALES = 24  # doublings of the time: 5 years of blocks of 10 s
 
 
 class Needed(NamedTuple):
-    """Requests of the candidate's arm (pairs, of a score); None: more than ten million, or too little is known."""
+    """Requests of the candidate's arm (pairs, of a score); None: more than ten million, or too little is known.
+
+    `keys`: keys of both arms together with which requests can prove a pass; None: those that there are will do.
+    """
 
     until_fail: int | None
     until_pass: int | None
+    keys: int | None = None
 
 
 def needed(name: str, sample: Sample, spec: GateSpec) -> Needed:
@@ -50,11 +55,38 @@ def _of_means(name: str, sample: Sample, spec: GateSpec) -> Needed:
     known, effect, alpha = _SIZES / num * differences.information, effect_of(name, spec), alpha_of_side(name, spec)
     is_enough = (spec.min_requests <= _SIZES) & (times.num_blocks >= MIN_BLOCKS)
     estimate = np.full_like(_SIZES, effect)
-    fails = chance_of_more(estimate, known, alike, effect, alpha) < allowed(alpha, times, spec.fade_s)
-    passes = chance_of_more(estimate, known, alike, effect, spec.pass_alpha) < allowed(
+    spread = _grown(sample.spread(name), _SIZES / num)
+    fails = chance_of_more(estimate, known, alike, effect, alpha, spread) < allowed(alpha, times, spec.fade_s)
+    passes = chance_of_more(estimate, known, alike, effect, spec.pass_alpha, spread) < allowed(
         spec.pass_alpha, times, spec.fade_s
     )
-    return Needed(_first(fails & is_enough), _first(passes & is_enough))
+    until_pass = _first(passes & is_enough)
+    keys = None if until_pass is not None else _keys_until_pass(name, sample, spec)
+    return Needed(_first(fails & is_enough), until_pass, keys)
+
+
+def _grown(spread: Spread, growth: Floats) -> Spread:
+    """Return the spread after `growth` times the requests of the same keys: each key's part grows with them."""
+    return Spread(1 + (spread.inflation - 1) * growth, np.broadcast_to(spread.freedom, growth.shape))
+
+
+def _keys_until_pass(name: str, sample: Sample, spec: GateSpec) -> int | None:
+    """Return the keys of both arms together that can prove a pass, with any number of requests; None: no keys are known.
+
+    More keys are more of what there is now.
+    """
+    spread, effect = sample.spread(name), effect_of(name, spec)
+    if not np.isfinite(spread.freedom):
+        return None
+    growth = np.geomspace(1, 1e4, 400)
+    known = sample.differences[name].information / spread.inflation * growth
+    alike = Alike(np.ones((growth.size, 1)), np.ones((growth.size, 1)))
+    found = chance_of_more(
+        np.full_like(growth, effect), known, alike, effect, spec.pass_alpha,
+        Spread(np.ones_like(growth), spread.freedom * growth),
+    )  # fmt: skip
+    enough = np.flatnonzero(found < spec.pass_alpha)
+    return None if not enough.size else math.ceil(2 * float(spread.freedom + 1) * growth[enough[0]])
 
 
 def _future(name: str, sample: Sample, spec: GateSpec, growth: Floats) -> tuple[Alike, Times]:

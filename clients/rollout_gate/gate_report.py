@@ -55,6 +55,7 @@ def _row(name: str, finding: Finding, sample: Sample, spec: GateSpec) -> dict[st
         "is_optional": metric.is_optional,
         "needed_until_fail": to_go.until_fail,
         "needed_until_pass": to_go.until_pass,
+        "needed_keys": to_go.keys,
     }
 
 
@@ -95,9 +96,12 @@ def reason_of(look: Look, sample: Sample, spec: GateSpec, verdict: Verdict) -> s
         if not metric.is_optional and not (name in look.findings and look.findings[name].is_fine)
     ]
     titles = ", ".join(METRICS[name].title for name in open_ones)
+    keys = [needed(name, sample, spec).keys for name in open_ones if name in sample.levels]
+    few = [num for num in keys if num is not None]
+    too_few = f"; keys are too few for a pass, which takes some {max(few)}: split without a key" if few else ""
     if is_at_end(sample, spec):
-        return f"hold: after max_requests ({spec.max_requests}) nothing is proven yet about {titles}"
-    return f"nothing is proven yet about {titles}{_outlook(open_ones, sample, spec)}"
+        return f"hold: after max_requests ({spec.max_requests}) nothing is proven yet about {titles}{too_few}"
+    return f"nothing is proven yet about {titles}{too_few or _outlook(open_ones, sample, spec)}"
 
 
 def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec) -> list[str]:

@@ -19,7 +19,6 @@ class EffectSizes(Spec):
 
     ttft: Effect = Field(default=0.10, description="longer, as a share of the baseline's geometric mean")
     tpot: Effect = Field(default=0.05, description="longer, as a share of the baseline's geometric mean")
-    e2e_per_token: Effect = Field(default=0.10, description="longer, as a share of the baseline's geometric mean")
     output_tokens: Effect = Field(default=0.20, description="more, or as many times fewer, than the baseline's")
     ttft_over_target: Effect = Field(default=0.05, description="of all requests: more of them over the TTFT target")
     slow: Effect = Field(default=0.01, description="of all requests: more of them far slower than the baseline's")

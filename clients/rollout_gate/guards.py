@@ -10,13 +10,25 @@ import math
 import numpy as np
 
 from clients.rollout_gate.count_test import log_evidence_over
-from clients.rollout_gate.findings import Counts, Truths
+from clients.rollout_gate.findings import Sample, Truths
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.incidents import LASTING
 from clients.rollout_gate.metrics import guard_alpha
 
 
-def is_over_guard(counts: Counts, spec: GateSpec) -> Truths:
-    """Return whether [...] the candidate's share is at any time farther over `spec.guard_share` than by chance."""
+LASTING_S = 300.0  # of an incident that is no passing one, and in which few users meet the candidate
+
+
+def is_over_guard(name: str, sample: Sample, spec: GateSpec) -> Truths:
+    """Return whether [...] the candidate's share is farther over `spec.guard_share` than by chance, for a good while.
+
+    Either one incident has lasted for `LASTING_S`, or there have been enough of them: of events that come together each
+    incident counts once.
+    """
+    counts, incidents = sample.counts[name], sample.incidents[name]
     events, num = counts.events[..., 0], counts.num[..., 0]
     evidence = log_evidence_over(events, num - events, np.full_like(events, spec.guard_share))
-    return np.asarray(evidence >= math.log(1 / guard_alpha(spec)))
+    is_lasting = incidents.last_s[..., 0] - incidents.began_s[..., 0] >= LASTING_S
+    is_over = (evidence >= math.log(1 / guard_alpha(spec))) & is_lasting
+    together = incidents.num[..., 0] / np.maximum(incidents.incidents[..., 0, LASTING], 1.0)
+    return np.asarray(is_over | (evidence / np.maximum(together, 1.0) >= math.log(1 / guard_alpha(spec))))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bounded figures of requests: a few that are many times as slow must not hide, or make, a difference of all.
+
+A figure beyond `BOUND` standard deviations of its like counts as if it lay there (Huber, "Robust estimation of a
+location parameter", Annals of Mathematical Statistics 35(1), 1964). Its like is what came before, in both arms: the
+quartiles of a histogram, so that the tail has no part in it. A shift of all figures moves the mean of bounded ones by
+the share that lies inside, by which it is divided. What lies outside is counted by the metric `slow`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.rollout_gate.mean_test import Floats
+
+BOUND = 1.5  # standard deviations: 96 % of the information about normal figures
+_REACH, _NUM_BINS = 8.0, 800  # as logarithms: nothing is 3,000 times its prediction and still told apart
+_QUARTILES_OF_NORMAL = 1.349  # between the quartiles, in standard deviations
+_LEAST_SCALE = 1e-3
+
+
+class Likes:
+    """The histogram of figures so far, each without its arm's own part, and the bounds that hold until the next `fit`.
+
+    Args:
+        shape: leading dimensions.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.counts: Floats = np.zeros((*shape, _NUM_BINS))
+        self.centre: Floats = np.zeros(shape)
+        self.scale: Floats = np.ones(shape)
+
+    def add(self, figures: Floats) -> None:
+        """Add figures: [..., n], nan for none."""
+        shape = self.counts.shape[:-1]
+        known = np.isfinite(figures)
+        bins = np.clip((np.where(known, figures, 0.0) + _REACH) / (2 * _REACH) * _NUM_BINS, 0, _NUM_BINS - 1)
+        first = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape) * _NUM_BINS
+        at = (first[..., np.newaxis] + bins.astype(np.int64))[known]
+        self.counts += np.bincount(at, minlength=self.counts.size).reshape(self.counts.shape)
+
+    def fit(self) -> None:
+        """Take centre and scale of all figures so far."""
+        quarter, self.centre, three = (self._quantile(share) for share in (0.25, 0.5, 0.75))
+        self.scale = np.maximum((three - quarter) / _QUARTILES_OF_NORMAL, _LEAST_SCALE)
+
+    def bounded(self, figures: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return figures about the centre, bounded, and which of them lie inside: [..., n] both; nan stays."""
+        centred = figures - self.centre[..., np.newaxis]
+        limit = BOUND * self.scale[..., np.newaxis]
+        return np.clip(centred, -limit, limit), np.abs(centred) < limit
+
+    def _quantile(self, share: float) -> Floats:
+        known = self.counts.cumsum(axis=-1)
+        at = np.argmax(known >= share * known[..., -1:], axis=-1)
+        return np.asarray((at + 0.5) / _NUM_BINS * 2 * _REACH - _REACH)

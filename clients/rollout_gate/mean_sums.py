@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums of one metric that is a mean of logarithms: what the gate keeps of requests, instead of the requests.
+
+Each request's figure loses what its work explains (`equal_work`) and is bounded (`bounded`); what is left is summed
+(`block_sums`). What a figure is compared with is always made of requests before it, but for the first `FIRST_ROWS`,
+which wait for one another.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clients.rollout_gate.block_sums import BlockSums
+from clients.rollout_gate.bounded import Likes
+from clients.rollout_gate.clusters import Spread
+from clients.rollout_gate.equal_work import EqualWork
+from clients.rollout_gate.fading import Differences
+from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.rows import Rows, by_arm, joined
+
+FIRST_ROWS = 100
+
+
+class Figures(NamedTuple):
+    """The requests that were summed, and [..., rows] by how much each figure is over what its like have."""
+
+    rows: Rows
+    over: Floats
+
+
+class MeanSums:
+    """The sums of one metric; arrays have any leading dimensions.
+
+    Args:
+        shape: leading dimensions.
+        num_features: number of features of the work.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), num_features: int = 0) -> None:
+        self.work = EqualWork(shape, num_features)
+        self.likes = Likes(shape)
+        self.sums = BlockSums(shape, num_features)
+        self.inside: Floats = np.zeros((*shape, 2))  # requests with a figure that was not bounded
+        self.total: Floats = np.zeros((*shape, 2))  # of the metric itself, for its level
+        self.first: list[Rows] = []  # that wait
+        self.is_fitted = False
+
+    def add(self, rows: Rows) -> Figures | None:
+        """Add requests to the open block; return those that were summed, None while the first ones wait."""
+        if self.is_fitted:
+            found = self._sum(rows)
+            self.work.add(rows)
+            self._note_likes(rows)
+            return found
+        self.first.append(rows)
+        if sum(each.num for each in self.first) < FIRST_ROWS:
+            return None
+        rows, self.first, self.is_fitted = joined(self.first), [], True
+        self.work.add(rows)
+        self.work.fit()
+        self._note_likes(rows)
+        self.likes.fit()
+        return self._sum(rows)
+
+    def close(self) -> None:
+        """Close the open block; the next one is compared with all requests so far."""
+        if self.is_fitted:
+            self.sums.close()
+            self.work.fit()
+            self.likes.fit()
+
+    def _sum(self, rows: Rows) -> Figures:
+        left = self.work.left(rows)
+        bounded, is_inside = self.likes.bounded(left)
+        self.sums.add(rows, bounded, rows.value - left)
+        self.total += by_arm(rows, rows.value)
+        self.inside += by_arm(rows, np.where(np.isfinite(bounded), is_inside.astype(np.float64), np.nan))
+        return Figures(rows, left - self.likes.centre[..., np.newaxis])
+
+    def _note_likes(self, rows: Rows) -> None:
+        own = self.work.coefficients[..., -1:] * rows.is_candidate
+        self.likes.add(self.work.left(rows) - own)
+
+    @property
+    def slope(self) -> Floats:
+        """Return by how much a mean of bounded figures moves when all figures move by 1: [...]."""
+        return np.asarray(np.maximum(self.inside.sum(axis=-1) / np.maximum(self.sums.num.sum(axis=-1), 1.0), 0.1))
+
+    def differences(self) -> Differences:
+        """Return the arms' difference at equal work over the closed blocks."""
+        return self.sums.differences(self.work.fitted(), self.slope)
+
+    def spread(self) -> Spread:
+        """Return the spread of the difference over keys."""
+        return self.sums.spread()
