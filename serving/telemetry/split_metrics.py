@@ -34,8 +34,8 @@ class SplitMetrics:
         self._flusher: threading.Thread | None = None
 
     def note(self, release: int, arm: str) -> None:
-        """Count a request that goes to a release."""
-        self._count(_REQUESTS, release, arm)
+        """Count a request that goes to a release. Args: `arm`: arm that it counts for; "": it is not compared."""
+        self._count(_REQUESTS, release, arm or "none")
 
     def note_fallback(self, release: int, reason: str) -> None:
         """Count a request that a release did not take."""
