@@ -14,8 +14,7 @@ from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
-from clients.rollout.server_split import ServerSplit, SplitServer
-from clients.rollout.traffic import release_shares_now
+from clients.rollout.server_split import ServerSplit
 from clients.rollout.two_servers import TwoServers
 from clients.server_control import ServerControl
 from trireme.base.errors import Unavailable
@@ -41,10 +40,12 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
     prefix = _prefix(first)
     controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
     api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port)
-    split = ServerSplit(path, rollout.id, _split_servers(plan, first), judge, tell=tell)
-    with contextlib.closing(api), contextlib.closing(split):
-        by = "the server splits" if plan.split_by is SplitBy.SERVER else f"clients ask {api.url}/split"
-        tell(f"rollout {rollout.id}: {by}")
+    with contextlib.closing(api), contextlib.ExitStack() as held:
+        if plan.split_by is SplitBy.SERVER:
+            held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, first, judge, tell=tell)))
+            tell(f"rollout {rollout.id}: the server splits")
+        else:
+            tell(f"rollout {rollout.id}: clients ask {api.url}/split")
         try:
             while not (rollout := controller.tick()).phase.is_over:
                 time.sleep(_TICK_S)
@@ -73,10 +74,6 @@ def _servers(plan: Plan, first: LocalServer, model: str) -> Server:
         return first
     second = local_server(Path(plan.second_server), model)
     return TwoServers(first, second, plan.home_release, plan.home_stable, drain_timeout_s=plan.drain_timeout_s)
-
-
-def _split_servers(plan: Plan, first: LocalServer) -> list[SplitServer]:
-    return [SplitServer(first, release_shares_now)] if plan.split_by is SplitBy.SERVER else []
 
 
 def _prefix(local: LocalServer) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split that servers make, and what they tell of its requests: a thread keeps the one, and counts the other.
+"""The split that a server makes, and what it tells of the requests: one thread keeps the split, one counts outcomes.
 
-A server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
+The server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
 read from the journal and counted with the cursor in one transaction: each once, whoever was killed.
 """
 
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol
 
 from clients.rollout.judging.judges import Judge
-from clients.rollout.local_server import LocalServer
 from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Merge, Store
+from clients.rollout.traffic import release_shares_now
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import JournalLine, JournalReader
 from ensemble_configs.split.release_split import ReleaseShare
@@ -26,23 +26,21 @@ _LOOK_S = 0.1  # until a phase of the store reaches the servers
 _REFRESH_S = 1.0
 _COUNT_S = 0.5
 
-Shares = Callable[[Rollout, Plan], Sequence[ReleaseShare]]
 
+class SplittingServer(Protocol):
+    """A server that splits requests (`clients.rollout.local_server.LocalServer`)."""
 
-class SplitServer(NamedTuple):
-    """A server that splits requests, and the shares of each phase."""
-
-    server: LocalServer
-    shares: Shares
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
+        """Split the requests until the plan's lease is over, and return the outcomes' journal."""
 
 
 class ServerSplit:
-    """The keeper of one rollout's split on its servers, from its construction until it is closed.
+    """The keeper of one rollout's split, from its construction until it is closed.
 
     Args:
         path: file of the store.
         number: number of the rollout.
-        servers: the servers that split.
+        server: the server that splits.
         judge: makes evidence of outcomes.
         tell: reporter of messages for people.
     """
@@ -51,14 +49,14 @@ class ServerSplit:
         self,
         path: Path,
         number: int,
-        servers: Sequence[SplitServer],
+        server: SplittingServer,
         judge: Judge,
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._path = path
         self._number = number
-        self._servers = servers
+        self._server = server
         self._judge = judge
         self._tell = tell
         self._last_message = ""
@@ -68,7 +66,7 @@ class ServerSplit:
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._repeat, args=(work, period_s), name=work.__name__, daemon=True)
-            for work, period_s in ((self._keep, _LOOK_S), (self.count, _COUNT_S))
+            for work, period_s in ((self._keep, _LOOK_S), (self._count, _COUNT_S))
         ]
         self._told: tuple[object, float] | None = None
         for thread in self._threads:
@@ -81,36 +79,39 @@ class ServerSplit:
             thread.join()
         self.count()
 
-    def _repeat(self, work: Callable[[], None], period_s: float) -> None:
-        while not self._closing.wait(period_s):
-            try:
-                work()
-            except (ServingError, OSError) as exc:
-                self._tell_once(f"the split waits: {exc}")
+    def _repeat(self, work: Callable[[Store], None], period_s: float) -> None:
+        with Store(self._path) as store:
+            while not self._closing.wait(period_s):
+                try:
+                    work(store)
+                except (ServingError, OSError) as exc:
+                    self._tell_once(f"the split waits: {exc}")
 
     def _tell_once(self, text: str) -> None:
         if text != self._last_message:
             self._tell(text)
         self._last_message = text
 
-    def _keep(self) -> None:
-        """Tell the servers a split that has changed at once, and any split once a second."""
-        with Store(self._path) as store:
-            rollout = store.get(self._number)
+    def _keep(self, store: Store) -> None:
+        """Tell the server a split that has changed at once, and any split once a second."""
+        rollout = store.get(self._number)
         plan, now_s = read_plan(rollout.plan), time.monotonic()
         state = (rollout.phase, rollout.step)
         if rollout.phase.is_over or (self._told and self._told[0] == state and now_s < self._told[1] + _REFRESH_S):
             return
-        for each in self._servers:
-            journal = each.server.split(rollout, plan, each.shares(rollout, plan))
-            self._journals.setdefault(str(journal), JournalReader(journal))
+        journal = self._server.split(rollout, plan, release_shares_now(rollout, plan))
+        self._journals.setdefault(str(journal), JournalReader(journal))
         self._told = (state, now_s)
         self._last_message = ""
 
     def count(self) -> None:
-        """Count the outcomes that the servers have written since the last call."""
+        """Count the outcomes that the server has written since the last call."""
+        with Store(self._path) as store:
+            self._count(store)
+
+    def _count(self, store: Store) -> None:
         for name, journal in list(self._journals.items()):
-            with self._counting, Store(self._path) as store:
+            with self._counting:
                 while True:
                     part = journal.read(store.cursor(self._number, name))
                     if not part.lines:

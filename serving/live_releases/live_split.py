@@ -9,14 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
 from ensemble_configs.changes.release_changes import model_named
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.split.release_split import ReleaseShare, ReleaseSplit, SplitFile
-from serving.live_releases.live_deployment import LiveDeployment
 from trireme.base.errors import RequestError
 from trireme.base.unix_rpc import Handler, Say
 
@@ -39,6 +38,15 @@ class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
+class Served(Protocol):
+    """A server's deployment (`serving.live_releases.live_deployment.LiveDeployment`)."""
+
+    spec: DeploymentSpec
+
+    def run_dir(self) -> Path:
+        """Return the folder of the server's processes."""
+
+
 class LiveSplit:
     """The splits of the models of one server.
 
@@ -48,7 +56,7 @@ class LiveSplit:
         now_s: the machine's monotonic clock.
     """
 
-    def __init__(self, live: LiveDeployment, folder: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, live: Served, folder: Path, now_s: Callable[[], float] = time.monotonic) -> None:
         self._live = live
         self._folder = folder
         self._now_s = now_s

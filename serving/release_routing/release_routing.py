@@ -9,6 +9,7 @@ engine.
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class ReleaseRouting:
         self._split_requests = SplitRequests(
             self._own,
             int(folder.name),
-            self._open_other,
+            self._on_other,
             name=f"{folder.parent.name}-{folder.name}",
             metrics=SplitMetrics(metric_family, model=folder.parent.name, version=folder.name),
         )
@@ -148,14 +149,16 @@ class ReleaseRouting:
         is_accumulating = self._takes_named and load_release(folder).bls.accumulate_tokens
         return TextPipeline.from_release(folder, source, metrics, is_accumulating=is_accumulating)
 
-    def _open_other(self, release: int) -> LazyPipeline | None:
-        """Return the pipeline of another release that takes a request at once; None: not now, and perhaps soon."""
+    def _on_other(self, release: int, start: Callable[[LazyPipeline], None]) -> bool:
+        """Start a request on another release, if that takes it at once; return whether it does."""
         version = str(release)
-        with self._lock:
+        with self._lock:  # until it is counted as running: a release that leaves waits for it
             if version in self._leaving or self._refusal is not None or not has_engine(self._engine(version)):
-                return None
+                return False
             pipeline = self._other(version)
-        return pipeline if pipeline.is_open else None
+            if pipeline.is_open:
+                start(pipeline)
+            return pipeline.is_open
 
     def _other(self, version: str) -> LazyPipeline:
         """Return the pipeline of another release; open it where needed.

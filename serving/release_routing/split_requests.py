@@ -40,7 +40,8 @@ class SplitRequests:
     Args:
         own: pipeline of the adapter's own release, which is the stable one.
         own_release: number of the own release.
-        open_other: returns the pipeline of another release that takes a request at once; None: there is none now.
+        on_other: calls a function with the pipeline of another release, which leaves only after that; returns False,
+            and calls nothing, where that pipeline would not take a request at once.
         name: name of the adapter, for its files in the journal.
         metrics: counters of the split.
     """
@@ -49,14 +50,14 @@ class SplitRequests:
         self,
         own: TextPipeline,
         own_release: int,
-        open_other: Callable[[int], LazyPipeline | None],
+        on_other: Callable[[int, Callable[[LazyPipeline], None]], bool],
         *,
         name: str,
         metrics: SplitMetrics,
     ) -> None:
         self._own = own
         self._own_release = own_release
-        self._open_other = open_other
+        self._with_other = on_other
         self._metrics = metrics
         self._places = Places()
         self._journal = _Journal(name)
@@ -87,12 +88,9 @@ class SplitRequests:
         self._metrics.note(share.release, share.arm)
         if share.release == self._own_release:
             self._on_own(split, share, request)
-        elif (other := self._open_other(share.release)) is None:
+        elif not self._with_other(share.release, lambda other: self._on_other(split, share, request, other)):
             self._metrics.note_fallback(share.release, "not_ready")
             self._own.start(tensors, sink, origin)
-        else:
-            origin.observer.note_release(str(share.release))
-            self._on_other(split, share, request, other)
 
     def close(self) -> None:
         """Close the journal."""
@@ -120,6 +118,7 @@ class SplitRequests:
 
     def _on_other(self, split: ReleaseSplit, share: ReleaseShare, request: "_Request", other: LazyPipeline) -> None:
         release = share.release
+        request.origin.observer.note_release(str(release))
         write = self._writer(split, release) if share.arm else _write_nothing
 
         def on_error(error: ServingError, has_begun: bool) -> bool:
@@ -172,7 +171,8 @@ class _Request:
         is_accumulating: bool,
     ) -> SplitSink:
         def on_answer(text: TextEnd) -> None:
-            write(self.recorder.outcome(is_empty=text.is_empty, is_looping=text.is_looping))
+            if not self.recorder.is_cancelled:
+                write(self.recorder.outcome(is_empty=text.is_empty, is_looping=text.is_looping))
 
         return SplitSink(self.sink, is_accumulating=is_accumulating, on_answer=on_answer, on_error=on_error)
 

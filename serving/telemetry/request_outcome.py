@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from ensemble_configs.split.outcome import Outcome
-from serving.engines.seam.base import TokenChunk
+from serving.engines.seam.base import FinishReason, TokenChunk
 from serving.telemetry.sequence_life import SequenceLife
 
 _PER_MS = 1e6  # nanoseconds
@@ -36,6 +36,11 @@ class OutcomeRecorder:
         self._num_tokens += life.num_tokens
         if self._life is None or life.num_tokens > self._life.num_tokens:
             self._chunk, self._life = chunk, life
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether somebody stopped the request, with what it had."""
+        return self._chunk is not None and self._chunk.finish_reason is FinishReason.CANCELLED
 
     def outcome(self, *, error: str = "", is_empty: bool = False, is_looping: bool = False) -> Outcome:
         """Return the outcome of the request, which ends now.

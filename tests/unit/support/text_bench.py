@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine processes of one server in a test, and requests in text to their clients of the engine."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,17 @@ class Owner:
     def close(self) -> None:
         """Unload the engine."""
         self.service.close()
+
+
+@contextlib.contextmanager
+def two_owners(root: Path, **more: Any) -> Iterator[dict[int, Owner]]:
+    """Yield releases 1 and 2, with engines that answer differently."""
+    made = {release: Owner(root, release=release, seed=release, step_ms=1.0, **more) for release in (1, 2)}
+    try:
+        yield made
+    finally:
+        for owner in made.values():
+            owner.close()
 
 
 def _question(more: dict[str, object]) -> dict[str, npt.NDArray[np.generic]]:

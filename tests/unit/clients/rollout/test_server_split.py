@@ -6,15 +6,16 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from rollout_world import World
 from text_bench import wait_until
 
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
-from clients.rollout.server_split import ServerSplit, SplitServer
-from clients.rollout.traffic import release_shares_now
+from clients.rollout.server_split import ServerSplit
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
@@ -40,8 +41,7 @@ class Server:
 
 
 def keeper(world: World, server: Server) -> ServerSplit:
-    servers = [SplitServer(server, release_shares_now)]  # type: ignore[arg-type]
-    return ServerSplit(world.path, world.number, servers, Gate(GateSpec()))
+    return ServerSplit(world.path, world.number, server, Gate(GateSpec()))
 
 
 def enter(world: World, phase: Phase, *, step: int | None = None) -> None:
@@ -52,7 +52,13 @@ def enter(world: World, phase: Phase, *, step: int | None = None) -> None:
 def num_counted(world: World, step: int) -> int:
     with Store(world.path) as store:
         evidence = store.evidence(world.number, step)
-    return 0 if evidence is None else sum(evidence[arm]["num_requests"] for arm in ("candidate", "baseline"))  # type: ignore[index]
+    arms = msgspec.convert(evidence or {}, dict[str, Any])
+    return sum(arms[arm]["num_requests"] for arm in ("candidate", "baseline") if arm in arms)
+
+
+def wait_for_more(world: World) -> None:
+    before = num_counted(world, 1)
+    wait_until(lambda: num_counted(world, 1) > before)
 
 
 CANARY = ((0.05, 2, "candidate"), (0.95, 1, ""), (1.0, 1, "baseline"))
@@ -113,8 +119,7 @@ def test_outcomes_are_counted_for_their_step_and_once_over_restarts(tmp_path: Pa
 
 
 def count_until_killed(path: Path, number: int, journal: Path) -> None:
-    servers = [SplitServer(Server(journal), release_shares_now)]  # type: ignore[arg-type]
-    split = ServerSplit(path, number, servers, Gate(GateSpec()))
+    split = ServerSplit(path, number, Server(journal), Gate(GateSpec()))
     while True:
         split.count()
 
@@ -130,8 +135,7 @@ def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
             writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm=arm, ttft_ms=5.0))
         victim = context.Process(target=count_until_killed, args=(world.path, world.number, server.journal))
         victim.start()
-        before = num_counted(world, 1)
-        wait_until(lambda: num_counted(world, 1) > before)  # noqa: B023  waited for in this turn
+        wait_for_more(world)
         time.sleep(rng.uniform(0, 0.05))
         victim.kill()
         victim.join()

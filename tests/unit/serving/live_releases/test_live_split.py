@@ -37,7 +37,7 @@ class Live:
 
 
 def ask(live: Live, folder: Path, **changes: object) -> Path:
-    handlers = LiveSplit(live, folder, now_s=lambda: 100.0).handlers()  # type: ignore[arg-type]
+    handlers = LiveSplit(live, folder, now_s=lambda: 100.0).handlers()
     return Path(str(handlers["split"]({"op": "split", **ASKED, **changes}, lambda _: None)["journal"]))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import triton_python_backend_utils as pb_utils
 from recording_tensor_sink import RecordingTensorSink
-from text_bench import Owner, ask, wait_until
+from text_bench import Owner, ask, two_owners, wait_until
 
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.release_routing.release_routing import ReleaseRouting
@@ -29,11 +29,8 @@ def _folder_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def owners(tmp_path: Path) -> Iterator[dict[int, Owner]]:
-    """Yield releases 1 and 2, with engines that answer differently."""
-    made = {release: Owner(tmp_path, release=release, seed=release, step_ms=1.0) for release in (1, 2)}
-    yield made
-    for owner in made.values():
-        owner.close()
+    with two_owners(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from recording_tensor_sink import RecordingTensorSink
-from text_bench import Owner, ask, wait_until
+from text_bench import Owner, ask, two_owners, wait_until
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec
 from ensemble_configs.split.outcome import Outcome
@@ -36,14 +36,8 @@ def _folder_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def owners(tmp_path: Path) -> Iterator[dict[int, Owner]]:
-    """Yield releases 1 and 2, with engines that answer differently."""
-    made = {
-        number: Owner(tmp_path, release=number, seed=number, step_ms=1.0, admission=AdmissionSpec())
-        for number in (1, 2)
-    }
-    yield made
-    for owner in made.values():
-        owner.close()
+    with two_owners(tmp_path, admission=AdmissionSpec()) as made:
+        yield made
 
 
 class Site:
@@ -191,7 +185,7 @@ def test_a_cancelled_request_has_no_outcome(site: Site) -> None:
     wait_until(lambda: bool(sink.responses))
     sink.is_abandoned = True
     wait_until(lambda: site.routing.num_running == 0)
-    assert [outcome.error for outcome in site.outcomes()] in ([], [""])
+    assert site.outcomes() == []
 
 
 def test_an_outcome_tells_times_counts_and_the_work_of_the_engine(site: Site) -> None:
