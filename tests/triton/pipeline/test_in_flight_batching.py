@@ -89,9 +89,9 @@ async def ask_together(url: str, asked: list[GenerateRequest], model: str = "ens
         return await asyncio.gather(*(answer(client, one, model) for one in asked))
 
 
-async def ask_alone(url: str, asked: list[GenerateRequest]) -> list[tuple[str, int]]:
+async def ask_alone(url: str, asked: list[GenerateRequest], model: str = "ensemble") -> list[tuple[str, int]]:
     async with AsyncTritonClient(url) as client:
-        return [await answer(client, one) for one in asked]
+        return [await answer(client, one, model) for one in asked]
 
 
 @pytest.mark.parametrize("model", ONE_AND_IN_SOAK_ALL)

@@ -54,7 +54,7 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
 ) -> None:
     server = start_server(engine=FAST, endpoints=[model])
     asked = workload(64)
-    expected = asyncio.run(ask_alone(server.url, asked))
+    expected = asyncio.run(ask_alone(server.url, asked, model))
     rng = random.Random(7)
 
     async def one_round() -> None:
