@@ -16,7 +16,7 @@ from clients.tls_context import bare_context, tls_context
 from trireme.base.errors import AccessDenied, SpecError
 
 _PATIENCE_S = 3.0  # of the handshake that is tried
-_KEY_STATUSES = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+KEY_STATUSES = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 _KEY_CODES = re.compile(r"\[StatusCode\.(?:UNAUTHENTICATED|PERMISSION_DENIED)\]")
 # The second is grpc.aio's word for a request that could not be written any more.
 _LOST = re.compile(r"\[StatusCode\.(?:UNAVAILABLE\]|INTERNAL\] Internal error from Core)")
@@ -61,7 +61,7 @@ def refused_call(text: str, target: str, access: Access) -> AccessDenied | None:
 
 def refused_status(status: int, message: str, access: Access) -> AccessDenied | None:
     """Return what the status of an HTTP answer says of the key; None: nothing."""
-    return refused_key(message, "", access) if status in _KEY_STATUSES else None
+    return refused_key(message, "", access) if status in KEY_STATUSES else None
 
 
 def refused_key(said: str, target: str, access: Access) -> AccessDenied:

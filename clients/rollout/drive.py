@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from clients.rollout.api_access import ApiAccess
 from clients.rollout.controller import Controller, Server
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.local_server import LocalServer
@@ -23,23 +24,26 @@ from trireme.base.unix_socket import CONTROL_SOCKET
 _TICK_S = 0.5
 
 
-def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str, port: int) -> None:
+def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str, port: int, access: ApiAccess) -> None:
     """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
         path: file of the store.
         folder: folder of the server.
         host, port: where clients ask; port 0: any free port.
+        access: the certificate and the keys there.
 
     Raises:
-        SpecError: nobody can listen on that host and port.
+        SpecError: nobody can listen on that host and port, or a file of the access cannot be used.
+        RequestError: strangers could decide the rollout from that host.
     """
     plan = read_plan(rollout.plan)
+    access.check(host, plan)
     judge = judge_of(plan)
     first = local_server(folder, rollout.model)
     prefix = _prefix(first)
     controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
-    api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port)
+    api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
     with contextlib.closing(api), contextlib.ExitStack() as held:
         if plan.split_by is SplitBy.SERVER:
             held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, first, judge, tell=tell)))

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 
 from aiohttp import web
@@ -27,12 +28,17 @@ class HttpThread:
     Args:
         listener: a socket of `listen`.
         silence_s: how long a connection may bring no whole head of a request, in seconds.
+        tls: the context of its connections; None: they have no TLS.
     """
 
-    def __init__(self, app: web.Application, listener: socket.socket, *, silence_s: float) -> None:
+    def __init__(
+        self, app: web.Application, listener: socket.socket, *, silence_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, args=(app, listener, silence_s), name="http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(app, listener, silence_s, tls), name="http", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -41,11 +47,13 @@ class HttpThread:
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
-    def _run(self, app: web.Application, listener: socket.socket, silence_s: float) -> None:
+    def _run(self, app: web.Application, listener: socket.socket, silence_s: float, tls: ssl.SSLContext | None) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve(app, listener, silence_s))
+            runner.run(self._serve(app, listener, silence_s, tls))
 
-    async def _serve(self, app: web.Application, listener: socket.socket, silence_s: float) -> None:
+    async def _serve(
+        self, app: web.Application, listener: socket.socket, silence_s: float, tls: ssl.SSLContext | None
+    ) -> None:
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -58,7 +66,7 @@ class HttpThread:
         )
         await runner.setup()
         try:
-            await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+            await web.SockSite(runner, listener, backlog=_BACKLOG, ssl_context=tls).start()
             await self._closing.wait()
         finally:
             await runner.cleanup()

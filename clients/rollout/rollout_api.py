@@ -7,11 +7,11 @@
                                "reason": "...", "num_requests": 420}: of the requests counted at this step
     POST /outcomes            {"rollout": 3, "step": 1, "batch": "a name of its own", "outcomes": [...]}
 
-A batch is counted once, however often it is sent, and for the step at which its requests were sent; where the server
-splits the requests, it is kept apart and decides nothing. The shadow requests
-are divided among the clients that have asked of late; so each client should give a name of its own. A follower of the
-judgement hears how a rollout ended: after a follower's question within the last minute, the API answers for another
-minute.
+Where there is a file of keys, the split and outcomes are for callers with ``Authorization: Bearer KEY``; the judgement
+is for anybody. A batch is counted once, however often it is sent, for the step at which its requests were sent; where
+the server splits the requests, a batch is kept apart and decides nothing. The shadow requests are divided among the
+clients that have asked of late; so each client should give a name of its own. A follower of the judgement hears how a
+rollout ended: after a follower's question within the last minute, the API answers for another minute.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from clients.rollout.api_access import NO_ACCESS, ApiAccess
 from clients.rollout.http_thread import HttpThread, listen
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
@@ -35,7 +36,7 @@ from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from ensemble_configs.split.outcome import Outcome
-from trireme.base.errors import RequestError, ServingError
+from trireme.base.errors import AccessDenied, RequestError, ServingError
 
 _MAX_BODY_BYTES = 16 << 20
 _MAX_NAME_CHARS = 64
@@ -62,11 +63,12 @@ class RolloutApi:
         prefix: prefix of the names of the model's Triton models.
         merge: makes new evidence of the evidence so far and new outcomes.
         port: 0: any free port.
+        access: the certificate that the API shows, and the keys that callers need.
         linger_s: how long a follower of the judgement may still hear of the end.
         silence_s: how long a caller may send nothing before its connection is closed.
 
     Raises:
-        SpecError: the address or the port cannot be used.
+        SpecError: the address, the port or the certificate cannot be used.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class RolloutApi:
         *,
         host: str,
         port: int,
+        access: ApiAccess = NO_ACCESS,
         linger_s: float = _LINGER_S,
         silence_s: float = _SILENCE_S,
     ) -> None:
@@ -90,13 +93,16 @@ class RolloutApi:
         self._judged_at_s: float | None = None
         self._silence_s = silence_s
         self._counting = ThreadPoolExecutor(1)  # the store takes one batch at a time; the split does not wait for them
+        self._access = access
+        tls = access.tls()
         listener = listen(host, port)
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        scheme, named = "http" if tls is None else "https", f"[{host}]" if ":" in host else host
+        self.url = f"{scheme}://{named}:{listener.getsockname()[1]}"
         app = web.Application(middlewares=[_with_errors])
         app.router.add_get("/split", self._get_split, allow_head=False)
         app.router.add_get("/judgement", self._get_judgement, allow_head=False)
         app.router.add_post("/outcomes", self._post_outcomes)
-        self._http = HttpThread(app, listener, silence_s=silence_s)
+        self._http = HttpThread(app, listener, silence_s=silence_s, tls=tls)
 
     def close(self) -> None:
         """Close the API, once followers have had the time to hear of the end; clients' leases end."""
@@ -176,6 +182,7 @@ class RolloutApi:
             )
 
     async def _get_split(self, request: web.Request) -> web.Response:
+        self._admit(request)
         client = request.query.get("client", "")[:_MAX_NAME_CHARS]
         return _json(200, await asyncio.to_thread(self.split, client))
 
@@ -183,6 +190,7 @@ class RolloutApi:
         return _json(200, await asyncio.to_thread(self.judgement))
 
     async def _post_outcomes(self, request: web.Request) -> web.Response:
+        self._admit(request)
         length = request.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
             why = f"Content-Length must be bytes, {_MAX_BODY_BYTES} at most, got {length!r}"
@@ -195,6 +203,11 @@ class RolloutApi:
                 body += await request.content.readany()
         loop = asyncio.get_running_loop()
         return _json(200, {"is_counted": await loop.run_in_executor(self._counting, self.count, bytes(body))})
+
+    def _admit(self, request: web.Request) -> None:
+        """Raise an AccessDenied for a caller that brings no key where one is needed."""
+        if not self._access.accepts(request.headers.get("Authorization", "")):
+            raise AccessDenied("this rollout asks for a key: send the header Authorization: Bearer KEY", reason="key")
 
 
 @web.middleware
@@ -211,7 +224,7 @@ async def _with_errors(
     except msgspec.DecodeError as exc:
         return _json(400, {"error": str(exc)})
     except ServingError as exc:
-        return _json(400 if isinstance(exc, RequestError) else 500, {"error": exc.message})
+        return _refusal(exc)
     except (ConnectionError, TimeoutError):  # the caller has gone, or is silent in the middle
         if request.transport is not None:
             request.transport.abort()
@@ -219,6 +232,15 @@ async def _with_errors(
     except Exception as exc:
         traceback.print_exc()
         return _json(500, {"error": f"{type(exc).__name__}: {exc}"})
+
+
+def _refusal(error: ServingError) -> web.Response:
+    if isinstance(error, AccessDenied):
+        refusal = _json(401, {"error": error.message})
+        refusal.headers["WWW-Authenticate"] = "Bearer"
+        refusal.force_close()  # what else the caller sends is not read
+        return refusal
+    return _json(400 if isinstance(error, RequestError) else 500, {"error": error.message})
 
 
 def _json(status: int, answer: object) -> web.Response:

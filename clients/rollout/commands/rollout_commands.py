@@ -19,7 +19,8 @@ from clients.rollout.choice import (
     open_rollout,
 )
 from clients.rollout.commands.report_command import report
-from clients.rollout.commands.start_command import run, start
+from clients.rollout.commands.run_command import run
+from clients.rollout.commands.start_command import start
 from clients.rollout.export.export_command import export
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.operator_commands import phase_after

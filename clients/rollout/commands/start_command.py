@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `trireme rollout start` and `run`, which begin a rollout or go on with one and drive it to its end."""
+"""The command `trireme rollout start`, which begins a rollout and drives it to its end."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from clients.rollout.choice import StoreOption, WhyOption, alone_on, open_rollout, store_of
+from clients.rollout.api_access import ApiAccess
+from clients.rollout.choice import StoreOption, WhyOption, alone_on, store_of
+from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
 from clients.rollout.drive import drive, local_server, tell
 from clients.rollout.http_thread import listen
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
@@ -24,15 +26,9 @@ from clients.rollout.records.store import Store
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
 from clients.server_folder import ServerOption, server_folder
-from trireme.base.errors import RequestError, SpecError
-
-_TICK_S = 0.5
+from trireme.base.errors import RequestError
 
 ModelOption = Annotated[str | None, typer.Option(help="The model, where the server has several.")]
-HostOption = Annotated[str, typer.Option(help="Host on which clients ask for the split.")]
-PortOption = Annotated[
-    int, typer.Option(min=0, max=65535, help="Port on which clients ask for the split; 0: any free port.")
-]
 
 
 def start(
@@ -127,6 +123,9 @@ def start(
     store: StoreOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8010,
+    cert_file: CertOption = None,
+    key_file: KeyOption = None,
+    token_file: TokenOption = None,
     lease_s: Annotated[
         float, typer.Option(min=0.5, max=300, help="How long clients go by an answer about the split.")
     ] = 5.0,
@@ -150,6 +149,8 @@ def start(
       trireme rollout start candidate.yaml --prompts held_out.jsonl
       trireme rollout start candidate.yaml --mode shadow --steps 10,100 --max-copies 8
       trireme rollout start fp8.yaml int4.yaml --mode ab --shares 50,25,25
+      trireme rollout start candidate.yaml --split clients --host 0.0.0.0 \\
+          --token-file keys.txt --cert-file tls.crt --key-file tls.key
 
     \b
     Exit codes: 0 promoted, or ended without a promotion that was due; 1 rolled back; 2 something named is wrong.
@@ -217,46 +218,20 @@ def start(
         loaded_before=tuple(
             int(each["release"]) for each in found if each["release"] in {one["release"] for one in status["releases"]}
         ),
+        cert_file=_absolute(cert_file),
+        key_file=_absolute(key_file),
+        token_file=_absolute(token_file),
         split_by=split or (SplitBy.CLIENTS if mode is Mode.SHADOW or second_fields else SplitBy.SERVER),
         **second_fields,
     )
     _refuse_server_split(plan)
     check_plan(plan)  # what is wrong is told before anything is begun
+    access = ApiAccess.of(plan)
+    access.check(host, plan)
     listen(host, port).close()
     with alone_on(folder, path), Store(path) as kept:
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
-        drive(kept, path, rollout, folder, host=host, port=port)
-
-
-def run(
-    *,
-    server: ServerOption = None,
-    store: StoreOption = None,
-    host: Annotated[
-        str | None, typer.Option(help="Host on which clients ask for the split.", show_default="as it was started")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, help="Port on which clients ask for the split.", show_default="as it was started"
-        ),
-    ] = None,
-) -> None:
-    """Go on with a rollout that lost its process, from where it was.
-
-    \b
-    Examples:
-      trireme rollout run
-      trireme rollout run --server build/demo_cpu
-    """
-    folder = server_folder(server)
-    path = store_of(folder, store)
-    if not path.exists():
-        raise SpecError(f"there is no store of rollouts {path}; name it with --store", field="store")
-    with alone_on(folder, path), Store(path) as kept:
-        rollout = open_rollout(kept, None)
-        plan = read_plan(rollout.plan)
-        drive(kept, path, rollout, folder, host=host or plan.host, port=plan.port if port is None else port)
+        drive(kept, path, rollout, folder, host=host, port=port, access=access)
 
 
 _MODES_OF = {
@@ -278,6 +253,10 @@ def _refuse_other_modes(mode: Mode, **given: object) -> None:
                 f"{option} is for --mode {' or '.join(_MODES_OF[name])}, and the mode is {mode}; leave it out",
                 field=name,
             )
+
+
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else str(path.absolute())  # the rollout may go on in another folder
 
 
 def _refuse_server_split(plan: Plan) -> None:

@@ -57,6 +57,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         loaded_before: candidates that the server held before, and keeps when they are rolled back.
         held_out: prompts that both releases answer before the candidate's first request; None: none.
         split_by: the one that splits; of two servers and for copies it is clients.
+        cert_file, key_file, token_file: of the API that clients ask (`clients.rollout.api_access`); "": none.
     """
 
     mode: Mode = Mode.CANARY
@@ -83,6 +84,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     loaded_before: tuple[int, ...] = ()
     held_out: HeldOut | None = None
     split_by: SplitBy = SplitBy.CLIENTS  # of rollouts that began before servers could
+    cert_file: str = ""
+    key_file: str = ""
+    token_file: str = ""
 
     @property
     def arms(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from clients.access import NO_ACCESS, Access
-from clients.access_errors import refused_connection, refused_status
+from clients.access_errors import KEY_STATUSES, refused_connection, refused_status
 from clients.rollout.routing.schema import OutcomeBatch, SplitAnswer
 from clients.tls_context import http_call
 from ensemble_configs.split.outcome import Outcome
@@ -123,7 +123,7 @@ class RolloutClient:
         self._pending = _kept(self._pending, now_s)
         for body in list(self._pending):
             reply = await self._call("/outcomes", body)
-            if reply is None:
+            if reply is None or reply.status in KEY_STATUSES:  # the key is perhaps just being replaced
                 return
             if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # a refused batch is wrong, and will be refused again
                 self._pending.pop(body)
