@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,7 @@ from clients.infer_messages import PINNING_MODEL
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
 from clients.rollout.routing.routed_client import generate_routed
 from clients.streaming import GenerateChunk, GenerateRequest, TritonClient
+from clients.tls_context import check_access
 from trireme.base.errors import RequestError, ServingError
 
 
@@ -50,6 +52,16 @@ def generate(
     key: Annotated[
         str | None, typer.Option(help="With --split-url: name of the user or session, which stays with one release.")
     ] = None,
+    split_ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --split-url: PEM file of the authorities to trust there.", show_default="as for the server"
+        ),
+    ] = None,
+    split_token_file: Annotated[
+        Path | None,
+        typer.Option(help="With --split-url: file with the rollout's key.", show_default="as for the server"),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 128,
     temperature: Annotated[
         float | None,
@@ -80,6 +92,8 @@ def generate(
       trireme generate - --json < prompt.txt
       trireme generate "What is the capital of France?" --chat
       trireme generate "Once upon a time" --split-url http://localhost:8010 --key user-7
+      trireme generate "Once upon a time" --split-url https://localhost:8010 --split-ca-file ca.crt \\
+          --split-token-file key.txt
       trireme generate "Once upon a time" --url grpcs://llm.example:443 --ca-file ca.crt --token-file key.txt
 
     \b
@@ -109,9 +123,12 @@ def generate(
         return_finish_reason=True,
     )
     _refuse_two_ways(model, release, split_url, key)
+    split_access = _split_access(split_url, split_ca_file, split_token_file)
     with contextlib.ExitStack() as held:
         if split_url is not None:
-            ask = partial(generate_routed, url, split_url, key=key, access=access, timeout_s=timeout_s)
+            ask = partial(
+                generate_routed, url, split_url, key=key, access=access, split_access=split_access, timeout_s=timeout_s
+            )
         else:
             client = held.enter_context(TritonClient(url, access=access))
             chosen = model or (PINNING_MODEL if release is not None else "ensemble")
@@ -140,6 +157,23 @@ def _streamed_or_whole(
         if exc.facts.get("field") != "stream":
             raise
         yield from ask(msgspec.structs.replace(request, stream=False))
+
+
+def _split_access(split_url: str | None, ca_file: Path | None, token_file: Path | None) -> Access | None:
+    """Return the access to the rollout; None: that to the server."""
+    names = {"split_ca_file": ca_file, "split_token_file": token_file}
+    given = next((name for name, path in names.items() if path is not None), None)
+    if given is None:
+        return None
+    if split_url is None:
+        raise RequestError(f"--{given.replace('_', '-')} is for --split-url; give that, or leave it out", field=given)
+    found = Access(ca_file=_named(ca_file), token_file=_named(token_file))
+    check_access(found)
+    return found
+
+
+def _named(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _refuse_two_ways(model: str | None, release: int | None, split_url: str | None, key: str | None) -> None:

@@ -15,6 +15,7 @@ rollout ended: after a follower's question within the last minute, the API answe
 """
 
 import asyncio
+import logging
 import threading
 import time
 import traceback
@@ -36,13 +37,15 @@ from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from ensemble_configs.split.outcome import Outcome
-from trireme.base.errors import AccessDenied, RequestError, ServingError
+from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError
 
 _MAX_BODY_BYTES = 16 << 20
 _MAX_NAME_CHARS = 64
 _LINGER_S = 60.0  # longer than a follower may take between two looks (`clients.rollout.export.analysis_template`)
 _SILENCE_S = 30.0
 _WHAT_THERE_IS = {"error": "there is GET /split, GET /judgement and POST /outcomes"}
+
+_log = logging.getLogger("trireme.rollout.api")
 
 Evidence = Mapping[str, object]
 
@@ -205,8 +208,17 @@ class RolloutApi:
         return _json(200, {"is_counted": await loop.run_in_executor(self._counting, self.count, bytes(body))})
 
     def _admit(self, request: web.Request) -> None:
-        """Raise an AccessDenied for a caller that brings no key where one is needed."""
-        if not self._access.accepts(request.headers.get("Authorization", "")):
+        """Raise an AccessDenied for a caller that brings no key where one is needed.
+
+        Raises:
+            ServerError: the keys cannot be read now; why is for the operator alone.
+        """
+        try:
+            is_accepted = self._access.accepts(request.headers.get("Authorization", ""))
+        except SpecError as exc:
+            _log.warning("nobody is let in: %s", exc.message)
+            raise ServerError("the keys of this rollout cannot be read now; ask again later") from None
+        if not is_accepted:
             raise AccessDenied("this rollout asks for a key: send the header Authorization: Bearer KEY", reason="key")
 
 

@@ -74,7 +74,8 @@ class RolloutClient:
         """
         await self._refresh()
         if self._denied is not None:
-            raise self._denied
+            hint = f"{self._denied.message}; what is for the rollout alone: --split-ca-file, --split-token-file"
+            raise AccessDenied(hint, **self._denied.facts)
         self._task = asyncio.create_task(self._keep_up())
         return self
 

@@ -59,11 +59,12 @@ class RoutedClient:
         url: ``host:port`` of the gRPC endpoint.
         split_url: address of the rollout API, such as ``http://127.0.0.1:8010``.
         stable_model: model that is asked where nothing is known of a rollout.
-        access: certificates and the key, for every server and for a rollout that answers over https. None: none.
+        access: certificates and the key for every server. None: none.
+        split_access: certificates and the key for a rollout that answers over https. None: those of `access`.
 
     Raises:
         RequestError: an address is not valid.
-        SpecError: a file of `access` cannot be read.
+        SpecError: a file of `access` or `split_access` cannot be read.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class RoutedClient:
         *,
         stable_model: str = "ensemble",
         access: Access | None = None,
+        split_access: Access | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # What a rollout names besides is asked as the server of the url is: it gets no key without the same TLS.
         self._access = grpc_endpoint(url, access or NO_ACCESS).access
-        self._link = RolloutClient(split_url, access=access or NO_ACCESS, clock=clock)
+        self._link = RolloutClient(split_url, access=split_access or access or NO_ACCESS, clock=clock)
         self._clients = {"": AsyncTritonClient(url, access=access)}
         self._stable = Slice(upto=1.0, arm=STABLE, model=stable_model)
         self._places = Places()
@@ -215,11 +217,12 @@ def generate_routed(
     *,
     key: str | None,
     access: Access | None = None,
+    split_access: Access | None = None,
     timeout_s: float | None = None,
 ) -> Generator[GenerateChunk, None, None]:
     """Send one request through a `RoutedClient`, for scripts; close the generator to cancel it."""
     with asyncio.Runner() as runner:
-        client = RoutedClient(url, split_url, access=access)
+        client = RoutedClient(url, split_url, access=access, split_access=split_access)
         runner.run(client.__aenter__())
         chunks = client.generate(request, key=key, timeout_s=timeout_s)
         try:

@@ -14,6 +14,7 @@ import pytest
 from certificates import Authority, Pair
 from cryptography.hazmat.primitives import serialization
 from kept_outcomes import merge
+from kserve_server import KServeServer, response
 
 from clients.access import Access
 from clients.rollout.api_access import ApiAccess
@@ -120,13 +121,15 @@ def test_a_key_is_replaced_while_the_rollout_runs(front: RolloutApi, authority: 
 
 
 def test_a_file_that_is_just_being_replaced_lets_nobody_in(
-    front: RolloutApi, authority: Authority, token_file: Path, path: Path
+    front: RolloutApi, authority: Authority, token_file: Path, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for content in ("", "short\n"):
         token_file.write_text(content)
         status, _, message = ask(front, authority, "/outcomes", BATCH, Authorization="Bearer short")
         assert status == 500  # a client keeps its outcomes, and asks again
-        assert "--token-file" in message["error"]
+        assert message == {"error": "the keys of this rollout cannot be read now; ask again later"}
+        assert f"--token-file {token_file}" in caplog.text  # for the operator, not for strangers
+        caplog.clear()
     assert outcomes(path) == []
 
 
@@ -258,3 +261,20 @@ def test_going_on_where_strangers_could_decide_is_refused(
         run_command("rollout", ["run", "--store", str(path), "--server", str(tmp_path), "--host", "0.0.0.0"])
     assert ended.value.code == 2
     assert "--token-file" in capsys.readouterr().err
+
+
+def test_a_server_without_tls_is_asked_beside_a_rollout_with_a_key(
+    front: RolloutApi, authority: Authority, token_file: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    options = ["--split-url", front.url, "--split-ca-file", str(authority.ca), "--key", "7"]
+    with KServeServer(response("Once", num_output_tokens=1, finish_reason="length", final=True)) as server:
+
+        def status(*more: str) -> object:
+            with pytest.raises(SystemExit) as ended:
+                run_command("generate", ["hi", "--url", server.url, *options, *more])
+            return ended.value.code
+
+        assert status() == 2
+        assert b"--split-token-file" in capfdbinary.readouterr().err
+        assert status("--split-token-file", str(token_file)) == 0
+    assert capfdbinary.readouterr().out == b"Once\n"

@@ -283,6 +283,8 @@ def test_the_command_goes_by_the_rollout(rollout: Rollout, capfdbinary: pytest.C
         (["--key", "me"], "--key is for --split-url"),
         (["--split-url", "http://localhost:1", "--release", "2"], "leave --release out"),
         (["--split-url", "localhost:1"], "such as http://localhost:8010"),
+        (["--split-token-file", "key"], "--split-token-file is for --split-url"),
+        (["--split-url", "https://localhost:1", "--split-ca-file", "/no/ca"], "/no/ca cannot be read"),
     ],
 )
 def test_the_command_refuses_two_ways_at_once(
