@@ -16,7 +16,6 @@ rollout ended: after a follower's question within the last minute, the API answe
 
 import asyncio
 import logging
-import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from aiohttp import web
 from clients.rollout.api_access import NO_ACCESS, ApiAccess
 from clients.rollout.http_thread import HttpThread, listen
 from clients.rollout.judging.judges import judge_of
+from clients.rollout.recent_clients import RecentClients
 from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store, watched_step
@@ -276,26 +276,3 @@ def _check(batch: OutcomeBatch, rollout: Rollout) -> None:
             )
         if outcome.prompt or outcome.score is not None:
             raise RequestError("prompt and score are the rollout's own; leave them out", field="prompt")
-
-
-class RecentClients:
-    """A division of the shadow requests of all clients among the clients that have asked of late."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._asked_s: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def part(self, client: str, total: int, lease_s: float) -> int:
-        """Return one client's part of `total`; 0 for a client without a name.
-
-        All parts add up to `total` once each client has asked again.
-        """
-        if not client:
-            return 0
-        now = self._now()
-        with self._lock:
-            self._asked_s[client] = now
-            self._asked_s = {name: asked for name, asked in self._asked_s.items() if now - asked <= lease_s}
-            names = sorted(self._asked_s)
-        return total // len(names) + (names.index(client) < total % len(names))

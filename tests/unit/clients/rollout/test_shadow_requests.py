@@ -13,10 +13,11 @@ import pytest
 from kept_outcomes import merge
 from kserve_server import HANG, KServeServer, response, story
 
+from clients.rollout.recent_clients import RecentClients
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
-from clients.rollout.rollout_api import RecentClients, RolloutApi
+from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.routing.routed_client import RoutedClient
 from clients.streaming import GenerateRequest
 
