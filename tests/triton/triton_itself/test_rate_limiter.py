@@ -3,7 +3,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,17 +68,25 @@ class Span:
         return self.begin_ns < other.end_ns and other.begin_ns < self.end_ns
 
 
-async def ask(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str, duration_ms: int) -> Span:
+def request_of(model: str, duration_ms: int) -> service_pb2.ModelInferRequest:
     message = service_pb2.ModelInferRequest(model_name=model)
     message.inputs.add(name="duration_ms", datatype="INT32", shape=[1])
     message.raw_input_contents.append(np.array([duration_ms], np.int32).tobytes())
-    call = stub.ModelStreamInfer()
-    await call.write(message)
-    answer = await call.read()
+    return message
+
+
+def span_of(answer: service_pb2.ModelStreamInferResponse) -> Span:
     assert not answer.error_message, answer.error_message
-    await call.done_writing()
     span = np.frombuffer(answer.infer_response.raw_output_contents[0], np.int64)
     return Span(int(span[0]), int(span[1]))
+
+
+async def ask(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str, duration_ms: int) -> Span:
+    call = stub.ModelStreamInfer()
+    await call.write(request_of(model, duration_ms))
+    answer = await call.read()
+    await call.done_writing()
+    return span_of(answer)
 
 
 @contextlib.asynccontextmanager
@@ -131,37 +138,49 @@ def test_as_many_work_at_once_as_there_are_units(server: PlainTriton) -> None:
     assert one.overlaps(other)
 
 
-async def executions_under_saturation(server: PlainTriton, models: list[str], *, duration_s: float) -> Counter[str]:
-    """Return the executions of each model, of 4 ms each, while four requests of each are always waiting."""
-    executions: Counter[str] = Counter()
+async def order_of_executions(server: PlainTriton, models: list[str], *, each: int) -> list[str]:
+    """Return the models in the order of their executions, which all wait behind a long one of the first model.
 
-    async def ask_again_and_again(model: str) -> None:
-        deadline_s = time.monotonic() + duration_s
-        while time.monotonic() < deadline_s:
-            await ask(stub, model, 4)
-            executions[model] += time.monotonic() < deadline_s  # later there is no saturation
-
+    The requests are sent at once, so a client that is slow to ask again cannot leave a model without requests.
+    """
+    names = [models[0]] + models * each
     async with calling(server) as stub:
-        await asyncio.gather(*(ask_again_and_again(model) for model in models for _ in range(4)))
+        call = stub.ModelStreamInfer()
+        for number, model in enumerate(names):
+            await call.write(request_of(model, 500 if number == 0 else 4))
+        await call.done_writing()
+        spans = [span_of(answer) async for answer in call]
+    assert len(spans) == len(names)
+    # Triton answers a stream's requests of models that are not decoupled in the order in which they came.
+    in_order = sorted(zip(spans, names, strict=True), key=lambda pair: pair[0].begin_ns)
+    return [name for _, name in in_order[1:]]
+
+
+async def executions_under_saturation(server: PlainTriton, models: list[str], *, each: int) -> Counter[str]:
+    """Return the executions of each model until the first of them has no request left."""
+    executions: Counter[str] = Counter()
+    for model in await order_of_executions(server, models, each=each):
+        executions[model] += 1
+        if executions[model] == each:
+            break
     return executions
 
 
 @pytest.mark.parametrize(("one", "other"), PRIORITIES)
 def test_executions_are_in_inverse_proportion_to_priorities(server: PlainTriton, one: int, other: int) -> None:
     models = [f"one_{one}_{other}", f"other_{one}_{other}"]
-    executions = asyncio.run(executions_under_saturation(server, models, duration_s=3))
+    executions = asyncio.run(executions_under_saturation(server, models, each=200))
     # Whose executions times priority are fewer is next; a priority of 0 counts as 1.
     assert executions[models[0]] / executions[models[1]] == pytest.approx(other / max(1, one), rel=0.1)
 
 
 def test_what_a_model_did_not_execute_in_the_past_is_owed_to_it(server: PlainTriton) -> None:
-    async def run_one_and_then_both() -> tuple[Counter[str], Counter[str]]:
-        alone = await executions_under_saturation(server, ["early"], duration_s=2)
-        return alone, await executions_under_saturation(server, ["early", "late"], duration_s=1)
+    async def run_one_and_then_both() -> Counter[str]:
+        await order_of_executions(server, ["early"], each=200)
+        return await executions_under_saturation(server, ["early", "late"], each=100)
 
-    alone, both = asyncio.run(run_one_and_then_both())
+    both = asyncio.run(run_one_and_then_both())
     # `late` has executed nothing while it was idle: until it has caught up the other one stands still.
-    assert alone["early"] > 100
     assert both["late"] > 10 * both["early"]
 
 
