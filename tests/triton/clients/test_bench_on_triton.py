@@ -88,6 +88,7 @@ def test_an_open_loop_of_a_workload_file(server: RunningServer, tmp_path: Path) 
 
 
 @pytest.mark.soak
+@pytest.mark.quiet
 def test_the_capacity_of_an_engine_whose_capacity_is_known(server: RunningServer, tmp_path: Path) -> None:
     # 16 at a time, 40 steps of 10 ms each: at most 40 requests a second, a little less as a step grows with its batch.
     args = ["--slo", "ttft_p95=400", "--isl", 8, "--osl", 40, "--start", 20, "--trial", 2, "--precision", 0.3]

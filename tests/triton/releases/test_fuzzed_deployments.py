@@ -30,11 +30,13 @@ from trireme.base.free_ports import free_ports
 COUNT = 2000
 SAMPLE, OF = 12, 400  # in `make test`
 LOAD_S = 150.0  # of some 50 processes; 5 to 10 s on two idle cores
-# The kinds that are ever right; another provider than a base has is never installed here, or lacks its fields.
+# The kinds that are ever right, and those that rarely are: another provider than a base has must be installed here, and
+# have all its fields.
 ACCEPTED_KINDS = {
     "key dropped", "list entry twice", "list entry removed", "values swapped", "other allowed value",
     "other name", "other ports",
 }  # fmt: skip
+RARELY_ACCEPTED = {"other provider"}
 # A target that no engine can meet: whoever sets it has every request refused, in these words.
 TOO_LATE = "its first token would come too late"
 
@@ -63,7 +65,7 @@ def accepted(count: int, folder: Path) -> Accepted:
             continue
         if not any(fails_as_told(release.engine) for release in spec.releases):
             found.append((mutation, spec))
-    assert {mutation.kind for mutation, _ in found} == ACCEPTED_KINDS
+    assert {mutation.kind for mutation, _ in found} - RARELY_ACCEPTED == ACCEPTED_KINDS
     return found
 
 
