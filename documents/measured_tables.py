@@ -10,7 +10,8 @@ from benchmarks.support.report import RESULTS
 from documents.results import Document, latest, no_clean_commit, read, source, source_of
 from trireme.base.text_tables import markdown_table
 
-_KV_FREE = "kv_free_ms"
+_KV_FREE = ", kv_free_ms"
+_KILLED = f"killed client of tensorrt_llm{_KV_FREE}"
 
 
 def overhead() -> str:
@@ -229,7 +230,7 @@ def stop_strings() -> str:
 
 def left_clients() -> str:
     """Return the time until a client's KV blocks are free, in the newest long run that has it."""
-    file, figures = next(_soaks("killed_client_kv_free_ms"))
+    file, figures = next(_soaks(_KILLED))
     found = {name: one for name, one in figures.items() if name.endswith(_KV_FREE)}
     rows = [
         [
@@ -267,8 +268,8 @@ def _soaks(figure: str) -> Iterator[tuple[Path, Document]]:
 
 
 def _client(figure: str) -> str:
-    name = figure.removesuffix(_KV_FREE).rstrip("_, ")
-    return "killed, of `tensorrt_llm`" if name == "killed_client" else f"`{name.removeprefix('left ')}`"
+    name = figure.removesuffix(_KV_FREE)
+    return "killed, of `tensorrt_llm`" if figure == _KILLED else f"`{name.removeprefix('left ')}`"
 
 
 def _itl(row: Document) -> str:
