@@ -38,7 +38,7 @@ class Share(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a rollout takes if the candidate is no worse.
+    """The requests and the time that a rollout takes if the candidate is no worse.
 
     Attributes:
         shares: shares before the one at which the gate must pass the candidate, and that one.
