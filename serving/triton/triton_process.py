@@ -29,6 +29,7 @@ from serving.process.installation import TritonInstallation
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.process.shared_memory import RegionOwner
 from serving.triton.frontends import Frontends, private_ports
+from serving.triton.listening_address import listening_address
 from serving.triton.server_processes import engine_pids, guards_of, has_living_member, with_argument
 from serving.triton.stuck_load import StuckLoad
 from serving.triton.triton_api import CONTROL_KEY_HEADER, CannotLoad, TritonApi, reachable
@@ -104,6 +105,8 @@ class TritonProcess:
     def _command(
         self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation, private: PrivatePorts | None
     ) -> list[str]:
+        host = listening_address(spec.triton.host)
+        spec = spec.model_copy(update={"triton": spec.triton.model_copy(update={"host": host})})
         # A server that does not close it by itself lets all clients at shared memory: there they need the key, too.
         apis = _RESTRICTED_APIS if closes_client_shm(installation) else (*_RESTRICTED_APIS, "shared-memory")
         restricted = f"{','.join(apis)}:{CONTROL_KEY_HEADER}={self.control_key}"
