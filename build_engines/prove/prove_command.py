@@ -21,7 +21,7 @@ from build_engines.prove.proof import Proof, proof_text, write_proof
 from build_engines.prove.proof_model import DEFAULT, describe_model, find_checkpoint
 from build_engines.prove.proving import CHECKS, Proving, describe_checks
 from build_engines.stages.build_job import Tools
-from build_engines.stages.build_progress import duration
+from trireme.base.durations import duration
 from trireme.base.errors import SpecError
 from trireme.base.provenance import commit
 from trireme.base.text_tables import TextTable, print_tables

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from build_engines.stages.stage_list import Stage
+from trireme.base.durations import duration
 
 
 class BuildProgress:
@@ -70,13 +71,3 @@ class BuildProgress:
         if self._task is not None:
             self._live.remove_task(self._task)
             self._task = None
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people: 0.4 s, 59 s, 3 min, 2 h 5 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from build_engines.recipes.recipe import hash_recipe
 from build_engines.stages.build_job import BuildJob, BuildPlan
-from build_engines.stages.build_progress import duration
 from build_engines.stages.stage_list import Command, Estimate, Stage, size_text
 from build_engines.stages.work_folder import WorkFolder
+from trireme.base.durations import duration
 
 
 def plan_document(job: BuildJob, plan: BuildPlan, out: Path) -> dict[str, object]:

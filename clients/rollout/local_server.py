@@ -21,7 +21,7 @@ from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServerError, ServingError, Unavailable
 
 _MAX_TRIED = 64
-_OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid")
+_OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid", "metrics", "served_s")
 _TRY_TOKENS = 8
 _TRY_PROMPT = "Count from one to ten."
 

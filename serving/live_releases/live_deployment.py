@@ -9,6 +9,7 @@ releases served before go on. A release that goes is drained first: its streams 
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class LiveDeployment:
         self._load_timeout_s = load_timeout_s
         self._tell = tell
         self._server: TritonProcess | None = None
+        self._started_s = time.monotonic()
         self._coming: set[tuple[str, int]] = set()  # models and versions that are being loaded
         self._ending: set[tuple[str, int]] = set()  # models and releases that are being taken out
         self._lock = threading.Lock()
@@ -95,7 +97,7 @@ class LiveDeployment:
         """Return a new process that serves the current deployment; the process before it has ended."""
         self._hold(self.spec)
         self._write(self.spec)
-        self._server = self._start(self.spec)
+        self._server, self._started_s = self._start(self.spec), time.monotonic()
         return self._server
 
     def run_dir(self) -> Path:
@@ -121,6 +123,8 @@ class LiveDeployment:
             "is_ready": is_ready,
             "grpc": f"{reachable(spec.triton.host)}:{spec.triton.grpc_port}",
             "grpc_access": None if spec.triton.grpc_tls is None else own_access(spec.triton.grpc_tls),
+            "metrics": f"http://{reachable(spec.triton.host)}:{spec.triton.metrics_port}/metrics",
+            "served_s": time.monotonic() - self._started_s,
             "grpc_names": None if spec.triton.grpc_tls is None else certificate_of(spec.triton.grpc_tls).names,
             "models": [
                 {

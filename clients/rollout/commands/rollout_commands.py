@@ -18,6 +18,7 @@ from clients.rollout.choice import (
     is_free,
     open_rollout,
 )
+from clients.rollout.commands.estimate_command import estimate
 from clients.rollout.commands.report_command import report
 from clients.rollout.commands.run_command import run
 from clients.rollout.commands.start_command import start
@@ -32,7 +33,7 @@ from clients.server_folder import ServerOption
 
 _UNDRIVEN = "  nobody drives it now, and clients go to the stable release: `trireme rollout run`\n"
 
-__all__ = ["abort", "export", "history", "pause", "promote", "report", "resume", "run", "start", "status"]
+__all__ = ["abort", "estimate", "export", "history", "pause", "promote", "report", "resume", "run", "start", "status"]
 
 
 def status(

@@ -9,6 +9,7 @@ import typer
 from clients.rollout.api_access import ApiAccess
 from clients.rollout.choice import StoreOption, WhyOption, alone_on, store_of
 from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
+from clients.rollout.commands.estimate_command import MatchOption, PrometheusOption, tell_estimate
 from clients.rollout.drive import drive, local_server, tell
 from clients.rollout.http_thread import listen
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
@@ -135,6 +136,8 @@ def start(
     is_keeping_old: Annotated[
         bool, typer.Option("--keep-old", help="Leave the old release loaded after a promotion.")
     ] = False,
+    prometheus: PrometheusOption = None,
+    match: MatchOption = "",
     why: WhyOption = "",
 ) -> None:
     """Try a release out beside the one that is served, and promote it or roll it back by what its requests show.
@@ -229,6 +232,8 @@ def start(
     access = ApiAccess.of(plan)
     access.check(host, plan)
     listen(host, port).close()
+    _refuse_without(match=(match or None, "prometheus", prometheus))
+    tell_estimate(plan, status, prometheus, match)
     with alone_on(folder, path), Store(path) as kept:
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
         drive(kept, path, rollout, folder, host=host, port=port, access=access)

@@ -164,3 +164,17 @@ def test_a_key_in_a_header_keeps_requests_on_one_release(tmp_path: Path, texts: 
             time.sleep(1)  # the first ones may come before the candidate is open
     last = {session: found.most_common(1)[0][0] for session, found in releases.items()}
     assert set(last.values()) == {1, 2}
+
+
+def test_the_server_s_own_metrics_estimate_a_rollout(split_site: Site) -> None:
+    canary(split_site, 0.5, rollout=30)
+    ask = WAYS["gRPC stream of ensemble"]
+    for number in range(120):
+        ask(split_site, PROMPTS[number % len(PROMPTS)])
+    found = json.loads(split_site.done("estimate", "--json", "--steps", "10,50,100"))
+    assert found["seen"]["requests"] >= 120
+    assert [share["share"] for share in found["shares"]] == [0.1, 0.5]
+    # One engine of one seed and length of answer: what differs is next to nothing, and events take the requests.
+    assert found["requests_until_pass"] < 4000
+    assert found["seconds"] > 0
+    assert "requests a second, as in its " in split_site.done("estimate")

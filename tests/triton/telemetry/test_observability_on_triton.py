@@ -20,6 +20,7 @@ from running_server import ENDPOINTS, RunningServer, deployment_text
 from steady_load import steady_load
 from waiting import wait_until
 
+from clients.rollout.estimate.seen_traffic import HISTOGRAMS, SeenTraffic, Unknown, of_prometheus
 from clients.streaming import GenerateRequest
 from observability.dashboards.panels import Dashboard, dashboards, filled_in
 from observability.local_prometheus import LocalPrometheus
@@ -120,6 +121,23 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPrometheu
         with steady_load(server.url, requests, num_callers=24, models=models):
             time.sleep(6)  # the longest window that a panel needs
             yield prometheus
+
+
+def test_the_last_day_of_prometheus_tells_a_rollout_s_traffic(watched: LocalPrometheus) -> None:
+    found: list[SeenTraffic] = []
+
+    def is_told() -> bool:
+        with suppress(Unknown):  # of too few requests, at first
+            found.append(of_prometheus(watched.url, prefix=""))
+        return bool(found)
+
+    wait_until(is_told, 30)
+    assert set(found[-1].spreads) == set(HISTOGRAMS)
+    assert found[-1].shares["cut"] > 0.5  # each asks for as many tokens as it gets
+    with pytest.raises(Unknown, match="0 requests in the last day are too few"):
+        of_prometheus(watched.url, prefix="", match='instance="elsewhere"')
+    with pytest.raises(Unknown, match="answers HTTP 400"):
+        of_prometheus(watched.url, prefix="", match="no matcher")
 
 
 @pytest.mark.parametrize("dashboard", dashboards(Objectives()).values(), ids=lambda dashboard: dashboard.uid)

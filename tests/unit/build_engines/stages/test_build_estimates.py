@@ -14,8 +14,8 @@ from build_engines.stages.build_estimates import (
     num_at_once,
     rank_sizes,
 )
-from build_engines.stages.build_progress import duration
 from ensemble_configs.releases.machine import Gpu, Machine
+from trireme.base.durations import duration
 
 GIB = 1 << 30
 LLAMA_70B = read_model_shape(known_models()["llama-3.1-70b"].config)
