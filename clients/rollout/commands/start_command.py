@@ -170,6 +170,7 @@ def start(
     _refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
     _refuse_without(apart=(is_second_server_forced or None, "second_server", second_server))
     _refuse_without(second_url=(second_url, "second_server", second_server))
+    _refuse_without(match=(match or None, "prometheus", prometheus))
     held_out = None if prompts is None else held_out_in(prompts, num_at_a_time=prompts_at_a_time or 2)
     folder = server_folder(server)
     local = local_server(folder, model)
@@ -232,7 +233,6 @@ def start(
     access = ApiAccess.of(plan)
     access.check(host, plan)
     listen(host, port).close()
-    _refuse_without(match=(match or None, "prometheus", prometheus))
     tell_estimate(plan, status, prometheus, match)
     with alone_on(folder, path), Store(path) as kept:
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)

@@ -23,6 +23,7 @@ from scipy.special import ndtr
 from clients.access import NO_ACCESS
 from clients.tls_context import http_call
 from ensemble_configs.spec.model_names import CANARY, PYTHON_MODELS
+from trireme.base.durations import duration
 
 DAY_S = 86_400.0
 HISTOGRAMS = {
@@ -96,7 +97,7 @@ def of_server(url: str, *, prefix: str, seconds: float) -> SeenTraffic:
             key = sample.labels.get("le") or sample.labels.get("finish_reason") or ""
             of_name = totals.setdefault(sample.name, {})
             of_name[key] = of_name.get(key, 0.0) + float(sample.value)
-    return _traffic(lambda name: totals.get(name, {}), seconds, source=f"its {_time(seconds)} so far")
+    return _traffic(lambda name: totals.get(name, {}), seconds, source=f"its {duration(seconds)} so far")
 
 
 def of_prometheus(url: str, *, prefix: str, match: str = "") -> SeenTraffic:
@@ -163,7 +164,7 @@ def _models(prefix: str) -> list[str]:
 
 
 def _query(url: str, query: str) -> list[dict[str, Any]]:
-    raw = _read(f"{url.rstrip('/')}/api/v1/query?query={quote(query)}")
+    raw = _read(f"{url.rstrip('/')}/api/v1/query?query={quote(query)}", told=url)
     try:
         found: list[dict[str, Any]] = json.loads(raw)["data"]["result"]
     except (ValueError, KeyError, TypeError) as exc:
@@ -171,17 +172,19 @@ def _query(url: str, query: str) -> list[dict[str, Any]]:
     return found
 
 
-def _read(url: str) -> bytes:
+def _read(url: str, *, told: str = "") -> bytes:
+    """Return what is at a URL. Args: `told`: the URL in messages, where it is a shorter one."""
+    told = told or url
+    if not url.lower().startswith(("http://", "https://")):
+        raise Unknown(f"{told!r} is no URL, such as http://localhost:9090")
     try:
         call = http_call(url, NO_ACCESS)
         with urllib.request.urlopen(call.request, timeout=_TIMEOUT_S, context=call.context) as response:
             return bytes(response.read())
     except urllib.error.HTTPError as exc:
         with exc:
-            raise Unknown(f"{url} answers HTTP {exc.code}: {exc.read(300).decode('utf-8', 'replace').strip()}") from exc
+            raise Unknown(
+                f"{told} answers HTTP {exc.code}: {exc.read(300).decode('utf-8', 'replace').strip()}"
+            ) from exc
     except (OSError, ValueError, HTTPException) as exc:
-        raise Unknown(f"{url} cannot be read ({exc})") from exc
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds >= 7200 else f"{seconds / 60:.0f} minutes"
+        raise Unknown(f"{told} cannot be read ({exc})") from exc

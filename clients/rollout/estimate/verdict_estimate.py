@@ -84,22 +84,23 @@ def estimate(plan: Plan, traffic: SeenTraffic) -> Estimate:
     spec = gate_spec_of(plan)
     judged = plan.shares[:-1] if plan.mode is Mode.CANARY and len(plan.shares) > 1 else plan.shares
     last = judged[-1]
-    sample = _sample(traffic, last, spec)
+    sample = _sample(traffic, _compared(plan, last), spec)
     known = [name for name in METRICS if name in sample.differences or name in sample.counts]
     found = {name: needed(name, sample, spec) for name in known}
     until_pass = {name: one.until_pass for name, one in found.items() if not METRICS[name].is_optional}
     by = max(until_pass, key=lambda name: math.inf if (num := until_pass[name]) is None else num)
     requests = until_pass[by]
-    if requests is not None:
-        requests = math.ceil(requests * _scale(last))
-    steps = [Share(share, plan.step_requests, _seconds(plan.step_requests, share, traffic)) for share in judged[:-1]]
+
+    def at(share: float, num: int) -> Share:
+        return Share(share, num, num / (traffic.per_s * _compared(plan, share)))
+
     num = spec.max_requests if requests is None else min(requests, spec.max_requests)
     return Estimate(
         traffic,
-        (*steps, Share(last, num, _seconds(num, last, traffic))),
+        (*(at(share, plan.step_requests) for share in judged[:-1]), at(last, num)),
         requests,
         by,
-        {name: math.ceil(one.until_fail * _scale(last)) for name, one in found.items() if one.until_fail is not None},
+        {name: one.until_fail for name, one in found.items() if one.until_fail is not None},
         spec.max_requests,
     )
 
@@ -152,12 +153,20 @@ def _faster(plan: Plan, found: Estimate) -> list[str]:
     return ways
 
 
-def _sample(traffic: SeenTraffic, share: float, spec: GateSpec) -> Sample:
-    """Return what a gate would have seen of equal releases of that traffic, after some requests."""
-    num = np.array([_SOME, _SOME * (1 - share) / share]) if share < 1 else np.array([_SOME, _SOME])
-    weight = num.prod() / num.sum()
-    seconds = _SOME / (traffic.per_s * share)
-    block_s = max(spec.fade_s / BLOCKS_PER_FADE, seconds * BLOCK_REQUESTS / num.min())
+def _compared(plan: Plan, share: float) -> float:
+    """Return the part of all requests that each arm has, of those that are compared (`clients.rollout.traffic`)."""
+    return share if plan.mode is Mode.SHADOW or share == 1 else min(share, 1 - share)
+
+
+def _sample(traffic: SeenTraffic, part: float, spec: GateSpec) -> Sample:
+    """Return what a gate would have seen of equal releases of that traffic, after some requests.
+
+    Args:
+        part: part of all requests that each arm has.
+    """
+    num, weight = np.array([_SOME, _SOME]), _SOME / 2
+    seconds = _SOME / (traffic.per_s * part)
+    block_s = max(spec.fade_s / BLOCKS_PER_FADE, seconds * BLOCK_REQUESTS / _SOME)
     nothing = np.zeros(0)
     rates = {"errors": 0.0, "empty": 0.0, "looping": 0.0, "cut": 0.0, "slow": 0.0} | dict(traffic.shares)
     return Sample(
@@ -173,14 +182,3 @@ def _sample(traffic: SeenTraffic, share: float, spec: GateSpec) -> Sample:
         },
         counts={name: Counts(rate * num, num) for name, rate in rates.items()},
     )
-
-
-def _scale(share: float) -> float:
-    """Return the requests of the arm that has fewer, for each of the candidate's."""
-    return 1.0 if share <= 0.5 or share >= 1 else (1 - share) / share
-
-
-def _seconds(num: int, share: float, traffic: SeenTraffic) -> float:
-    """Return the time in which both arms have as many requests."""
-    smaller = min(share, 1 - share) if share < 1 else 1.0
-    return num / (traffic.per_s * smaller)

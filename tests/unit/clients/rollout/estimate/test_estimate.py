@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,6 +21,8 @@ from clients.rollout.estimate.seen_traffic import (
 )
 from clients.rollout.estimate.verdict_estimate import estimate, lines
 from clients.rollout.records.rollout_plan import Mode, Plan
+from clients.rollout.records.state import Phase, Rollout
+from clients.rollout.traffic import release_shares_now
 from serving.telemetry.request_metrics import _LENGTHS, FIRST_TOKEN_BUCKETS_S, TOKEN_BUCKETS_S
 
 LABELS = 'model="tensorrt_llm",version="1"'
@@ -33,8 +36,7 @@ TRAFFIC = SeenTraffic(
 
 
 def plan(**changes: object) -> Plan:
-    fields: dict[str, object] = {"candidate": 2, "stable": 1, "release": {}, "salt": "", **changes}
-    return Plan(**fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(Plan(candidate=2, stable=1, release={}, salt=""), **changes)
 
 
 def histogram(name: str, values: np.ndarray[tuple[int], np.dtype[np.float64]], bounds: tuple[float, ...]) -> list[str]:
@@ -131,8 +133,8 @@ def test_a_busy_day_and_a_wide_spread_are_told(serve: Callable[[str], str]) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "0 requests in its 33 minutes so far are too few"),
-        (page(requests=50), "50 requests in its 33 minutes so far are too few"),
+        ("", "0 requests in its 33 min so far are too few"),
+        (page(requests=50), "50 requests in its 33 min so far are too few"),
         ("<html>", "holds no metrics"),
     ],
 )
@@ -146,8 +148,9 @@ def test_what_does_not_answer_or_is_no_prometheus_says_so(serve: Callable[[str],
         of_prometheus("http://127.0.0.1:9", prefix="")
     with pytest.raises(Unknown, match="does not answer as a Prometheus does"):
         of_prometheus(serve("{}"), prefix="")
-    with pytest.raises(Unknown, match="cannot be read"):
-        of_prometheus("no address", prefix="")
+    for url in ("no address", "localhost:9090"):
+        with pytest.raises(Unknown, match=f"'{url}' is no URL, such as http://localhost:9090"):
+            of_prometheus(url, prefix="")
 
 
 def test_shares_before_the_last_take_their_step_and_the_last_takes_the_gate() -> None:
@@ -187,6 +190,21 @@ def test_a_spread_that_no_rollout_can_tell_from_a_change_is_a_hold_that_is_told_
     assert "effects: {tpot: 0.1}, twice as much as 0.05" in told
     allowed = plan(gate={"max_requests": found.requests})
     assert estimate(allowed, wide).seconds is not None
+
+
+@pytest.mark.parametrize("last", [0.05, 0.9])
+def test_both_arms_have_the_smaller_part_as_a_canary_compares_them(last: float) -> None:
+    # As many requests of the stable release are compared as of the candidate: a twentieth, or a tenth, of all.
+    rollout = Rollout(
+        id=1, model="m", plan="", phase=Phase.RUNNING, step=0, phase_since=0.0, reason="", begun_at=0.0, ended_at=None
+    )
+    part = next(each.upto for each in release_shares_now(rollout, plan(shares=(last, 1.0))) if each.arm == "candidate")
+    found = estimate(plan(shares=(last, 1.0)), TRAFFIC)
+    assert found.requests is not None
+    assert found.shares[-1].seconds == pytest.approx(found.shares[-1].requests / (part * TRAFFIC.per_s))
+    half = estimate(plan(shares=(0.5, 1.0)), TRAFFIC)
+    assert half.requests is not None
+    assert found.requests <= half.requests, "it has more time for each request"
 
 
 def test_a_shadow_judges_its_last_share_too() -> None:
