@@ -105,8 +105,9 @@ class TritonProcess:
     def _command(
         self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation, private: PrivatePorts | None
     ) -> list[str]:
-        host = listening_address(spec.triton.host)
-        spec = spec.model_copy(update={"triton": spec.triton.model_copy(update={"host": host})})
+        if private is None:  # behind frontends, those listen on the host
+            host = listening_address(spec.triton.host)
+            spec = spec.model_copy(update={"triton": spec.triton.model_copy(update={"host": host})})
         # A server that does not close it by itself lets all clients at shared memory: there they need the key, too.
         apis = _RESTRICTED_APIS if closes_client_shm(installation) else (*_RESTRICTED_APIS, "shared-memory")
         restricted = f"{','.join(apis)}:{CONTROL_KEY_HEADER}={self.control_key}"
