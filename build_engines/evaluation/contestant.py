@@ -62,12 +62,14 @@ class Contestant:
 
     @property
     def computed_in(self) -> str | None:
-        """Return the number format of multiplications, by the processor's own choice: f32, or bf16 where it has that.
+        """Return the number format of multiplications: f32, or bf16 where the processor has that and may use it.
 
         Near ties fall otherwise in bf16, so greedy answers part sooner. None: the engine is not OpenVINO's.
         """
         if not isinstance(self.spec, OpenVinoEngineSpec):
             return None
+        if self.spec.execution_mode == "accuracy":
+            return "f32"
         import openvino  # noqa: PLC0415  other engines do without OpenVINO
 
         return str(openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name())
@@ -90,9 +92,11 @@ class Contestant:
         None: the engine gives no logits.
         """
         if isinstance(self.spec, OpenVinoEngineSpec):
-            from build_engines.evaluation.ir_scores import IrScores  # noqa: PLC0415  other engines do without OpenVINO
+            # Other engines do without OpenVINO.
+            from build_engines.evaluation.ir_scores import IrScores  # noqa: PLC0415
+            from serving.engines.openvino.openvino_pipeline import numeric_properties  # noqa: PLC0415
 
-            scores = IrScores(self.spec.dir, kv_cache_precision=self.spec.kv_cache_precision)
+            scores = IrScores(self.spec.dir, numeric_properties(self.spec))
             return scores.log_probs, lambda: None
         engine = create_engine(self.spec)
         if "return_context_logits" not in engine.info.supported:
@@ -163,6 +167,12 @@ def _with_kv(spec: EngineSpec, precision: KvPrecision | None) -> EngineSpec:
         raise SpecError(
             f"the KV cache of an engine of {spec.provider!r} is as it was built; only openvino's can be chosen here",
             field="kv_cache_precision",
+        )
+    if spec.execution_mode == "accuracy" and precision != "auto":
+        raise SpecError(
+            f"kv_cache_precision: {precision}: with execution_mode: accuracy the KV cache is f32; leave it out",
+            field="kv_cache_precision",
+            value=precision,
         )
     return spec.model_copy(update={"kv_cache_precision": precision})
 

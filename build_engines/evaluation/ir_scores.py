@@ -5,6 +5,7 @@ The tokens are read in pieces, so that the model reads all but the latest from t
 cache is the plain model's own, not the paged one; the effect of that on answers is measured on the answers.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,9 @@ _PIECE = 16  # tokens
 class IrScores:
     """The logits of one compiled model."""
 
-    def __init__(self, folder: Path, *, kv_cache_precision: str = "auto") -> None:
-        properties = {} if kv_cache_precision == "auto" else {"KV_CACHE_PRECISION": kv_cache_precision}
+    def __init__(self, folder: Path, properties: Mapping[str, object] | None = None) -> None:
         try:
-            model = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", properties)
+            model = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", dict(properties or {}))
         except RuntimeError as exc:
             raise SpecError(f"OpenVINO cannot load {folder}: {last_line(exc)}", file=folder) from exc
         self._names = {name for port in model.inputs for name in port.names}

@@ -79,7 +79,7 @@ def _of_openvino(engine: OpenVinoEngineSpec) -> EngineMemory:
     return EngineMemory(
         _size_of(engine.dir, "openvino_model.bin"),
         0,
-        cpu_kv_bytes_per_token(shape, engine.kv_cache_precision),
+        cpu_kv_bytes_per_token(shape, engine.kv_format),
         _OPENVINO_BLOCK_TOKENS,
         "its files; without its buffers",
     )

@@ -33,7 +33,7 @@ def engine_costs(release: ReleaseSpec) -> EngineCosts:
             peak_flops=engine.peak_flops or None,
         )
     if isinstance(engine, OpenVinoEngineSpec):
-        costs = openvino_costs(engine.dir, kv_precision=engine.kv_cache_precision)
+        costs = openvino_costs(engine.dir, kv_precision=engine.kv_format)
         return msgspec.structs.replace(costs, peak_bandwidth_bytes_per_s=kept_bandwidth())
     folder = release.release_dir or find_release(engine.dir)
     built = None if folder is None else load_manifest(folder).step_costs

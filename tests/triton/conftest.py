@@ -72,8 +72,12 @@ def unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Yield the demo model on OpenVINO, shared by all tests that leave it as it was."""
-    engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
+    """Yield the demo model on OpenVINO, shared by all tests that leave it as it was.
+
+    Computed in f32, so that an answer is the same whatever runs beside the request, on every CPU.
+    """
+    model = str(PROJECT / "examples/demo_model/openvino/target")
+    engine = {"provider": "openvino", "dir": model, "execution_mode": "accuracy"}
     text = deployment_text("openvino", engine=engine, endpoints=ENDPOINTS)
     with RunningServer(text, tmp_path_factory.mktemp("openvino")) as server:
         yield server

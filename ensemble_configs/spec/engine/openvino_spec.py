@@ -19,6 +19,10 @@ class OpenVinoEngineSpec(FixedCacheSpec):
     kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = Field(
         default="auto", description="number format of the KV cache; auto: OpenVINO's choice"
     )
+    execution_mode: Literal["performance", "accuracy"] = Field(
+        default="performance",
+        description="accuracy: all in f32, so that an answer does not depend on the requests beside it; slower",
+    )
     is_prefix_caching: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
     lora_file: Path | None = Field(
         default=None, description="a low-rank adapter (safetensors, as PEFT writes it) for all requests"
@@ -28,6 +32,11 @@ class OpenVinoEngineSpec(FixedCacheSpec):
         default=None, description="draft what followed the last tokens, up to so many, earlier in the prompt"
     )
     num_assistant_tokens: Positive | None = Field(default=None, description="tokens to draft in a step; none: 4")
+
+    @property
+    def kv_format(self) -> str:
+        """Number format of the KV cache: `kv_cache_precision`, or `f32` where the whole engine computes in that."""
+        return "f32" if self.execution_mode == "accuracy" else self.kv_cache_precision
 
     @property
     def num_draft_tokens(self) -> int:
@@ -40,6 +49,13 @@ class OpenVinoEngineSpec(FixedCacheSpec):
     def max_tokens_per_step(self) -> int:
         """With all drafts accepted."""
         return 1 + self.num_draft_tokens
+
+    @model_validator(mode="after")
+    def _an_accurate_cache_is_f32(self) -> "OpenVinoEngineSpec":
+        # OpenVINO 2026.4 keeps an f32 cache then, whatever it is asked for.
+        if self.execution_mode == "accuracy" and self.kv_cache_precision != "auto":
+            raise ValueError("execution_mode: accuracy has a KV cache of f32; leave kv_cache_precision at auto")
+        return self
 
     @model_validator(mode="after")
     def _drafts_come_from_one_place(self) -> "OpenVinoEngineSpec":

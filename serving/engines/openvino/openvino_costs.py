@@ -18,7 +18,7 @@ from serving.engines.seam.base import EngineCosts
 _UNPACKING = frozenset({"Convert", "Multiply", "Subtract", "Reshape"})
 _INT8_SCALE_BYTES = 8  # of the KV cache: a scale and a zero point, 32 bits each
 _KV_BLOCK_TOKENS = 32
-_KV_ELEMENT_BYTES = {"auto": 1.0, "int8": 1.0, "u8": 1.0, "u4": 0.5, "fp16": 2.0, "f16": 2.0, "bf16": 2.0}
+_KV_ELEMENT_BYTES = {"auto": 1.0, "int8": 1.0, "u8": 1.0, "u4": 0.5, "fp16": 2.0, "f16": 2.0, "bf16": 2.0, "f32": 4.0}
 
 
 def openvino_costs(folder: Path, *, kv_precision: str) -> EngineCosts:
@@ -41,7 +41,7 @@ def kv_bytes_of_layer(*, num_kv_heads: int, head_dim: int, precision: str) -> fl
     token. Source: `cache_size_in_bytes` of OpenVINO GenAI 2026.4.1. In int4 the numbers are half as long.
     """
     size = _KV_ELEMENT_BYTES[precision]
-    if size == _KV_ELEMENT_BYTES["fp16"]:
+    if size >= _KV_ELEMENT_BYTES["fp16"]:
         return num_kv_heads * head_dim * 2 * size
     keys = head_dim * (size + _INT8_SCALE_BYTES / _KV_BLOCK_TOKENS)
     return num_kv_heads * (keys + head_dim * size + _INT8_SCALE_BYTES)

@@ -137,12 +137,20 @@ def has_bf16() -> bool:
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
-def _properties(spec: OpenVinoEngineSpec) -> dict[str, object]:
-    properties: dict[str, object] = {"CPU_RUNTIME_CACHE_CAPACITY": _KERNELS_KEPT}
-    if spec.num_threads is not None:
-        properties |= {"INFERENCE_NUM_THREADS": spec.num_threads, "sampler_num_threads": spec.num_threads}
+def numeric_properties(spec: OpenVinoEngineSpec) -> dict[str, object]:
+    """Return the properties that say in which number formats OpenVINO computes and keeps the KV cache."""
+    properties: dict[str, object] = {}
+    if spec.execution_mode == "accuracy":
+        properties["EXECUTION_MODE_HINT"] = "ACCURACY"
     if spec.kv_cache_precision != "auto":
         properties["KV_CACHE_PRECISION"] = spec.kv_cache_precision
+    return properties
+
+
+def _properties(spec: OpenVinoEngineSpec) -> dict[str, object]:
+    properties = numeric_properties(spec) | {"CPU_RUNTIME_CACHE_CAPACITY": _KERNELS_KEPT}
+    if spec.num_threads is not None:
+        properties |= {"INFERENCE_NUM_THREADS": spec.num_threads, "sampler_num_threads": spec.num_threads}
     if spec.lora_file is not None:
         # Static: the adapter of a pipeline is one for all its requests anyway, and so it costs least.
         adapter = openvino_genai.Adapter(str(spec.lora_file))

@@ -182,6 +182,29 @@ def test_another_kv_cache_is_compared_and_nothing_is_recorded(
     assert address(base) == before
 
 
+def test_a_deployment_that_computes_in_f32_is_scored_in_f32(
+    tmp_path: Path, few: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployments = []
+    for mode in ("accuracy", "performance"):
+        deployments.append(tmp_path / f"{mode}.yaml")
+        engine = f"{{provider: openvino, dir: {DEMO_MODEL / 'openvino/target'}, execution_mode: {mode}}}"
+        deployments[-1].write_text(f"name: {mode}\ntokenizer: {{dir: {DEMO_MODEL / 'target'}}}\nengine: {engine}\n")
+    accurate, fast = deployments
+    options = ("--tasks", few, "--limit", 1, "--json")
+    divergences = {}
+    for other in (accurate, fast):
+        _, out, _ = evaluate(capsys, accurate, "--against", other, *options)
+        found = json.loads(out)
+        assert found["computed_in"] == "f32"
+        divergences[other.stem] = [figure["value"] for figure in found["figures"] if figure["metric"] == "kl"]
+    assert not any(divergences["accuracy"])
+    assert all(value > 0 for value in divergences["performance"]), "its KV cache, at least, is rounded"
+    code, _, err = evaluate(capsys, accurate, "--against", fast, *options, "--kv-cache", "u8")
+    assert code == 2
+    assert "with execution_mode: accuracy the KV cache is f32; leave it out" in err
+
+
 SIMULATED = """
 name: toy
 tokenizer: {{dir: {tokenizer}}}

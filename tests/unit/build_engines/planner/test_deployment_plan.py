@@ -149,21 +149,25 @@ def test_an_engine_without_a_manifest_takes_what_that_of_its_release_does(tmp_pa
     assert of_release.source == f"manifest of {manifest.name}"
 
 
-@pytest.mark.parametrize("precision", ["u8", "u4", "f16"])
+@pytest.mark.parametrize("precision", ["u8", "u4", "f16", "f32"])
 def test_the_kv_cache_is_as_large_as_openvino_makes_it(precision: str) -> None:
     import openvino_genai  # noqa: PLC0415 - takes a second
 
     num_blocks = 512
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.num_kv_blocks = num_blocks
-    properties = {"KV_CACHE_PRECISION": getattr(openvino.Type, precision)}
-    pipeline = openvino_genai.ContinuousBatchingPipeline(str(DEMO / "openvino/target"), scheduler, "CPU", properties)
+    # The f32 cache is that of the mode which computes in f32 throughout.
+    of_engine = {"execution_mode": "accuracy"} if precision == "f32" else {"kv_cache_precision": precision}
+    of_pipeline = (
+        {"EXECUTION_MODE_HINT": "ACCURACY"}
+        if precision == "f32"
+        else {"KV_CACHE_PRECISION": getattr(openvino.Type, precision)}
+    )
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(DEMO / "openvino/target"), scheduler, "CPU", of_pipeline)
     pipeline.add_request(0, openvino.Tensor([[5, 6, 7]]), openvino_genai.GenerationConfig(max_new_tokens=2))
     while pipeline.has_non_finished_requests():
         pipeline.step()
-    spec = OpenVinoEngineSpec.model_validate(
-        {"provider": "openvino", "dir": DEMO / "openvino/target", "kv_cache_precision": precision}
-    )
+    spec = OpenVinoEngineSpec.model_validate({"provider": "openvino", "dir": DEMO / "openvino/target"} | of_engine)
     real = pipeline.get_metrics().kv_cache_size_in_bytes
     real /= 2 if precision == "u4" else 1  # it counts the numbers, and a byte for each
     assert memory_of(spec).kv_bytes(num_blocks) == pytest.approx(real, rel=0.02)

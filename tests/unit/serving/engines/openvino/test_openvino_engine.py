@@ -169,6 +169,35 @@ def test_every_kv_cache_precision_generates(precision: str) -> None:
     engine.close()
 
 
+def test_in_accuracy_mode_an_answer_does_not_depend_on_the_requests_beside_it() -> None:
+    engine = create_engine(spec_of(execution_mode="accuracy", max_num_seqs=8, num_kv_blocks=64))
+    prompts = [[*PROMPT, number] for number in range(100, 108)]
+    alone = [of_each[0] for of_each in (tokens_and_log_probs(engine, [prompt]) for prompt in prompts)]
+    together = tokens_and_log_probs(engine, prompts)
+    engine.close()
+    assert [ids for ids, _ in together] == [ids for ids, _ in alone]
+    for (_, found), (_, expected) in zip(together, alone, strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def tokens_and_log_probs(engine: Engine, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+    """Return what an engine says to prompts that it has at the same time."""
+    for key, prompt in enumerate(prompts):
+        sampling = SamplingParams(max_tokens=12, top_k=1, return_log_probs=True)
+        engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=sampling))
+    said: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+    while engine.has_work:
+        for chunk in engine.step():
+            said[chunk.key][0].extend(chunk.token_ids)
+            said[chunk.key][1].extend(chunk.log_probs or ())
+    return said
+
+
+def test_the_cache_of_accuracy_mode_cannot_be_chosen() -> None:
+    with pytest.raises(ValueError, match="execution_mode: accuracy has a KV cache of f32; leave kv_cache_precision at"):
+        spec_of(execution_mode="accuracy", kv_cache_precision="u8")
+
+
 def test_a_model_with_neither_tokenizer_nor_end_token_can_be_served(tmp_path: Path) -> None:
     for name in ("openvino_model.xml", "openvino_model.bin"):
         shutil.copy(DEMO_MODEL / name, tmp_path)
