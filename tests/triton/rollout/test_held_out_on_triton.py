@@ -27,7 +27,7 @@ NUM_PROMPTS = 40
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     # In f32, for users' questions that the model never saw: other answers are then another release's, not a near tie's.
-    engine = {"provider": "openvino", "dir": str(DEMO_MODEL), "execution_mode": "accuracy"}
+    engine: dict[str, object] = {"provider": "openvino", "dir": str(DEMO_MODEL), "execution_mode": "accuracy"}
     engine |= {"max_seq_len": 512, "num_kv_blocks": 64}
     with RunningServer(deployment_text("live", engine=engine, endpoints=ROLLED_OUT), tmp_path / "server") as server:
         yield Site(server)
