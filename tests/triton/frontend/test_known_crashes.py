@@ -84,7 +84,11 @@ def send(server: RunningServer, requests: list[dict[str, object]]) -> list[objec
 
 def test_the_header_crashes_the_server_and_it_is_back_by_itself(bare: RunningServer) -> None:
     triton = bare.tritonserver()
-    send(bare, [RIGHT, WRONG])
+    for _ in range(10):  # freed memory is read, and on a busy machine sometimes it is still what it was
+        send(bare, [RIGHT, WRONG])
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not triton.is_running(), 2)
+            break
     assert_it_died_and_is_back(bare, triton)
 
 
