@@ -23,13 +23,14 @@ def bounds_of(name: str, sample: Sample, spec: GateSpec) -> tuple[float | None, 
     Args:
         sample: without leading dimensions.
     """
-    effect = effect_of(name, spec)
     if METRICS[name].kind == "log_mean":
-        estimate = float(sample.differences[name].estimate)
+        differences = sample.differences[name]
+        estimate = float(differences.estimate if differences.change is None else differences.change)
         below, above = (_slack(name, sample, spec, alpha) for alpha in (alpha_of_side(name, spec), spec.pass_alpha))
         return (None if below is None else estimate - below, None if above is None else estimate + above)
     if name in sample.counts:
         independent = effective(name, sample, spec)
+        effect = effect_of(name, spec)
         upper = float(excess_bound(independent.events, independent.num, effect, spec.pass_alpha))
         return None, upper if math.isfinite(upper) else None
     return None, None
@@ -37,12 +38,12 @@ def bounds_of(name: str, sample: Sample, spec: GateSpec) -> tuple[float | None, 
 
 def _slack(name: str, sample: Sample, spec: GateSpec, alpha: float) -> float | None:
     # By how much an estimate must exceed a true difference so that chance does not explain it.
-    differences, effect = sample.differences[name], effect_of(name, spec)
+    differences, effect, spread = sample.differences[name], effect_of(name, spec), sample.spread(name)
     alike = alike_of(name, sample, spec)
     limit = float(allowed(alpha, sample.times, spec.fade_s))
 
     def is_excluded(by: float) -> bool:
-        return float(chance_of_more(np.array(by), differences.information, alike, effect, alpha)) < limit
+        return float(chance_of_more(np.array(by), differences.information, alike, effect, alpha, spread)) < limit
 
     if not is_excluded(_LARGEST):
         return None

@@ -41,7 +41,7 @@ class Look(NamedTuple):
 def look_at(sample: Sample, spec: GateSpec) -> Look:
     """Judge the requests that have been seen so far."""
     findings = findings_of(sample, spec)
-    guards = {name: is_over_guard(sample.counts[name], spec) for name in GUARDED if name in sample.counts}
+    guards = {name: is_over_guard(name, sample, spec) for name in GUARDED if name in sample.counts}
     shape = sample.num_requests.shape[:-1]
     is_failed, is_passed = np.zeros(shape, bool), np.ones(shape, bool)
     for found in findings.values():

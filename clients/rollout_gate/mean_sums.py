@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums of one metric that is a mean of logarithms: what the gate keeps of requests, instead of the requests.
+
+Each request's figure loses what its work explains (`equal_work`) and is bounded (`bounded`); what is left is summed
+(`block_sums`). What a figure is compared with is always made of requests before it, but for the first `FIRST_ROWS`,
+which wait for one another.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clients.rollout_gate.block_sums import BlockSums
+from clients.rollout_gate.bounded import Likes
+from clients.rollout_gate.clusters import Spread
+from clients.rollout_gate.equal_work import EqualWork
+from clients.rollout_gate.fading import Differences
+from clients.rollout_gate.groups import GroupDifferences, Groups
+from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.rows import Rows, by_arm, joined
+
+FIRST_ROWS = 100
+GROUP_BOUND = 2.0  # standard deviations
+
+
+class Figures(NamedTuple):
+    """The requests that were summed, and [..., rows] by how much each figure is over what its like have."""
+
+    rows: Rows
+    over: Floats
+
+
+class MeanSums:
+    """The sums of one metric; arrays have any leading dimensions.
+
+    Args:
+        shape: leading dimensions.
+        num_features: number of features of the work.
+        has_groups: groups of requests are looked at by themselves, too.
+        bound: of what is left of a figure, in standard deviations.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...] = (), num_features: int = 0, *, has_groups: bool = False, bound: float = 1.5
+    ) -> None:
+        self.work = EqualWork(shape, num_features)
+        self.likes = Likes(shape, bound)
+        self.sums = BlockSums(shape, num_features)
+        self.groups: Groups | None = Groups(shape) if has_groups else None
+        self.inside: Floats = np.zeros((*shape, 2))  # requests with a figure that was not bounded
+        self.left: Floats = np.zeros((*shape, 2))  # of what the work leaves, without bounds
+        self.total: Floats = np.zeros((*shape, 2))  # of the metric itself, for its level
+        self.first: list[Rows] = []  # that wait
+        self.is_fitted = False
+
+    def add(self, rows: Rows) -> Figures | None:
+        """Add requests to the open block; return those that were summed, None while the first ones wait."""
+        if self.is_fitted:
+            found = self._sum(rows)
+            self.work.add(rows)
+            self._note_likes(rows)
+            return found
+        if np.isfinite(rows.value).any():
+            self.first.append(rows)
+        if sum(np.isfinite(each.value).sum(axis=-1).min() for each in self.first) < FIRST_ROWS:
+            return None
+        rows, self.first, self.is_fitted = joined(self.first), [], True
+        self.work.add(rows)
+        self.work.fit()
+        self._note_likes(rows)
+        self.likes.fit()
+        return self._sum(rows)
+
+    def close(self) -> None:
+        """Close the open block; the next one is compared with all requests so far."""
+        if self.is_fitted:
+            self.sums.close()
+            self.work.fit()
+            self.likes.fit()
+
+    def _sum(self, rows: Rows) -> Figures:
+        left = self.work.left(rows)
+        bounded, is_inside = self.likes.bounded(left)
+        self.sums.add(rows, bounded, rows.value - left)
+        if self.groups is not None:
+            self.groups.add(rows, left - self.likes.centre[..., np.newaxis], GROUP_BOUND * self.likes.scale)
+        self.left += by_arm(rows, left)
+        self.total += by_arm(rows, rows.value)
+        self.inside += by_arm(rows, np.where(np.isfinite(bounded), is_inside.astype(np.float64), np.nan))
+        return Figures(rows, left - self.likes.centre[..., np.newaxis])
+
+    def _note_likes(self, rows: Rows) -> None:
+        own = self.work.coefficients[..., -1:] * rows.is_candidate
+        self.likes.add(self.work.left(rows) - own)
+
+    @property
+    def slope(self) -> Floats:
+        """Return by how much a mean of bounded figures moves when all figures move by 1: [...]."""
+        return np.asarray(np.maximum(self.inside.sum(axis=-1) / np.maximum(self.sums.num.sum(axis=-1), 1.0), 0.1))
+
+    def differences(self) -> Differences:
+        """Return the arms' difference at equal work over the closed blocks."""
+        found = self.sums.differences(self.work.fitted(), self.slope)
+        return found._replace(change=self.changed(found.estimate, self.left, self.sums.num))
+
+    def changed(self, estimate: Floats, left: Floats, num: Floats) -> Floats:
+        """Return the change that people are told.
+
+        Of a change within the bounds, the estimate; of a larger one, bounded figures tell that there is one and not how
+        large, and the plain means do.
+
+        Args:
+            estimate: [..., any] of bounded figures.
+            left: [..., any, 2] sums over each arm of what the work leaves, without bounds.
+            num: [..., any, 2] number of requests.
+        """
+        means = left / np.maximum(num, 1.0)
+        plain = means[..., 0] - means[..., 1]
+        half = self.likes.limit / 2
+        half = half.reshape(half.shape + (1,) * (estimate.ndim - half.ndim))
+        is_large = (np.abs(plain) > half) & (np.abs(estimate) > half) & (np.sign(plain) == np.sign(estimate))
+        return np.where(is_large, plain, estimate)
+
+    def in_groups(self) -> GroupDifferences | None:
+        """Return the arms' difference in each group, where groups are looked at."""
+        if self.groups is None:
+            return None
+        found = self.groups.differences()
+        return found._replace(change=self.changed(found.estimate, self.groups.left, self.groups.num))
+
+    def spread(self) -> Spread:
+        """Return the spread of the difference over keys."""
+        return self.sums.spread()
