@@ -63,7 +63,7 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is wrong with a candidate; by default nothing.
+    """The faults of a candidate; by default none.
 
     Attributes:
         ttft, tpot, length: by how many times longer.

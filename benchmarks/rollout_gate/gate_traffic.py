@@ -16,11 +16,11 @@ from benchmarks.rollout_gate.latency_models import LatencyModel
 from benchmarks.rollout_gate.simulated_rollouts import LOOK_S, PER_LOOK, Seen
 from clients.rollout_gate.findings import Scores
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import NO_GROUP, NO_UNIT
-from clients.rollout_gate.score_test import gains
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import NO_GROUP, NO_UNIT
+from clients.rollout_gate.statistics.score_test import gains
+from clients.rollout_gate.statistics.work import decode_work, prefill_work, prompt_work
 from clients.rollout_gate.traffic_sums import Portion
-from clients.rollout_gate.work import decode_work, prefill_work, prompt_work
 from ensemble_configs.split.outcome import Outcome
 
 PROMPTS_PER_LOOK = 1  # of the held-out set, on both arms

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from benchmarks.rollout_gate.conditions import Bursts, Conditions, Fault
 from benchmarks.rollout_gate.simulated_rollouts import LOOK_S, PER_LOOK
-from clients.rollout_gate.equal_work import broken_lines
-from clients.rollout_gate.groups import NUM_STRATA
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import NO_UNIT, NUM_UNIT_BUCKETS
+from clients.rollout_gate.statistics.equal_work import broken_lines
+from clients.rollout_gate.statistics.groups import NUM_STRATA
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import NO_UNIT, NUM_UNIT_BUCKETS
+from clients.rollout_gate.statistics.work import KV_KNOTS, PROMPT_KNOTS, SEQS_KNOTS, STEP_PROMPT_KNOTS
 from clients.rollout_gate.traffic_sums import Portion
-from clients.rollout_gate.work import KV_KNOTS, PROMPT_KNOTS, SEQS_KNOTS, STEP_PROMPT_KNOTS
 
 MAX_TOKENS = 400
 _BATCH, _BATCH_FADE_S = 8.0, 80.0

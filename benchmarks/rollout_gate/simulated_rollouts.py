@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from clients.rollout_gate.evidence import sample_of_sums
-from clients.rollout_gate.fading import Times
 from clients.rollout_gate.findings import Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.statistics.fading import Times
 from clients.rollout_gate.traffic_sums import Portion, TrafficSums
 from clients.rollout_gate.verdict import Look, look_at
 
@@ -26,7 +26,7 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 class Seen(NamedTuple):
-    """What rollouts see between two looks: requests, and the scores of all held-out prompts so far."""
+    """The requests of rollouts between two looks, and the scores of all held-out prompts so far."""
 
     portion: Portion
     scores: Mapping[str, Scores] = {}

@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 
-from clients.rollout_gate.count_test import excess_bound
-from clients.rollout_gate.fading import allowed
 from clients.rollout_gate.findings import Sample, alike_of, alpha_of_side, chance_of_more, effective
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import METRICS, effect_of
+from clients.rollout_gate.statistics.count_test import excess_bound
+from clients.rollout_gate.statistics.fading import allowed
 
 _LARGEST = 64.0  # as a logarithm: nothing is as many times as large
 _BISECTIONS = 40

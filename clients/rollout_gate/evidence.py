@@ -3,7 +3,7 @@
 
 It is JSON, so that a controller can write it down and go on after a restart. It belongs to one split of the traffic:
 begin anew with each, as the hour changes both the split and the latencies, and would look like a difference between the
-arms. A look costs as much as there are blocks (`clients.rollout_gate.block_list.MAX_BLOCKS`).
+arms. A look costs as much as there are blocks (`clients.rollout_gate.sums.block_list.MAX_BLOCKS`).
 """
 
 import copy
@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from clients.rollout_gate.fading import BLOCKS_PER_FADE, Times
 from clients.rollout_gate.findings import Counts, Level, Run, Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.groups import group_of
-from clients.rollout_gate.mean_sums import MeanSums
-from clients.rollout_gate.mean_test import Floats
 from clients.rollout_gate.metrics import METRICS
 from clients.rollout_gate.pairs import Pairs
-from clients.rollout_gate.rows import unit_bucket
-from clients.rollout_gate.sums_json import read_into
-from clients.rollout_gate.sums_json import written as written_sums
-from clients.rollout_gate.timeline import Timeline
+from clients.rollout_gate.statistics.fading import BLOCKS_PER_FADE, Times
+from clients.rollout_gate.statistics.groups import group_of
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import unit_bucket
+from clients.rollout_gate.sums.mean_sums import MeanSums
+from clients.rollout_gate.sums.sums_json import read_into
+from clients.rollout_gate.sums.sums_json import written as written_sums
+from clients.rollout_gate.sums.timeline import Timeline
 from clients.rollout_gate.traffic_sums import Portion, TrafficSums
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError, SpecError
@@ -36,7 +36,7 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         settings: settings of the spec on which the sums depend.
         num_requests: of the candidate and the baseline.
-        sums: of all metrics, as `clients.rollout_gate.sums_json` writes them.
+        sums: of all metrics, as `clients.rollout_gate.sums.sums_json` writes them.
         pairs: scores of held-out prompts, by metric.
         tenants: names of the groups that are tenants.
         prompts: by name of a held-out prompt, the arm that has answered and its score; None: both have.

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from clients.rollout_gate.clusters import Spread
-from clients.rollout_gate.count_test import excess_bound, log_evidence_over
-from clients.rollout_gate.fading import (
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
+from clients.rollout_gate.statistics.clusters import Spread
+from clients.rollout_gate.statistics.count_test import excess_bound, log_evidence_over
+from clients.rollout_gate.statistics.fading import (
     MIN_BLOCKS,
     PRIOR_OF_MEANS,
     PRIOR_OF_SHARES,
@@ -26,13 +28,11 @@ from clients.rollout_gate.fading import (
     inflations,
     sizes,
 )
-from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.groups import NUM_GROUPS, GroupDifferences
-from clients.rollout_gate.incidents import Incidents
-from clients.rollout_gate.mean_test import Floats, as_normal, student_quantile, tuning
-from clients.rollout_gate.mean_test import log_evidence as log_evidence_of_mean
-from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
-from clients.rollout_gate.score_test import log_evidence
+from clients.rollout_gate.statistics.groups import NUM_GROUPS, GroupDifferences
+from clients.rollout_gate.statistics.incidents import Incidents
+from clients.rollout_gate.statistics.mean_test import Floats, as_normal, student_quantile, tuning
+from clients.rollout_gate.statistics.mean_test import log_evidence as log_evidence_of_mean
+from clients.rollout_gate.statistics.score_test import log_evidence
 
 Truths = NDArray[np.bool_]
 _LEAST_OF_GROUP = 30  # requests of each arm: a mean of fewer bounded figures is not normal
@@ -123,7 +123,7 @@ class Alike(NamedTuple):
     """The correlation of requests near in time in a metric; both fields are [..., excesses].
 
     Attributes:
-        weights: posterior weight of each of `clients.rollout_gate.fading.EXCESSES`.
+        weights: posterior weight of each of `clients.rollout_gate.statistics.fading.EXCESSES`.
         inflations: growth of the variance with each excess.
     """
 

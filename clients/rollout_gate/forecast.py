@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.clusters import Spread
-from clients.rollout_gate.count_test import excess_bound, log_evidence_over
-from clients.rollout_gate.fading import MIN_BLOCKS, Differences, Times, allowed, chance, squares_expected
 from clients.rollout_gate.findings import (
     Alike,
     Counts,
@@ -24,9 +21,12 @@ from clients.rollout_gate.findings import (
     effective,
 )
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.mean_test import Floats
 from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
-from clients.rollout_gate.score_test import BETS
+from clients.rollout_gate.statistics.clusters import Spread
+from clients.rollout_gate.statistics.count_test import excess_bound, log_evidence_over
+from clients.rollout_gate.statistics.fading import MIN_BLOCKS, Differences, Times, allowed, chance, squares_expected
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.score_test import BETS
 
 _SIZES: Floats = np.unique(np.round(np.geomspace(10, 1e7, 600)))
 _SCALES = 24  # doublings of the time: 5 years of blocks of 10 s

@@ -10,8 +10,8 @@ from clients.rollout_gate.bounds import bounds_of
 from clients.rollout_gate.findings import Finding, Sample, chances_of_groups, worse_groups
 from clients.rollout_gate.forecast import needed
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.groups import group_name
 from clients.rollout_gate.metrics import LOGARITHMS, METRICS, alpha_of
+from clients.rollout_gate.statistics.groups import group_name
 from clients.rollout_gate.verdict import Look, Verdict, is_at_end
 
 METHOD = (

@@ -12,10 +12,10 @@ import math
 
 import numpy as np
 
-from clients.rollout_gate.count_test import log_evidence_over
 from clients.rollout_gate.findings import Sample, Truths, over_keys
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import guard_alpha
+from clients.rollout_gate.statistics.count_test import log_evidence_over
 
 LASTING_FADES = 3.75  # of an incident that is no passing one; by default 300 s
 DEAD_FADES = 1.5  # in which every request of the candidate had the event

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.work import decode_work, prefill_work, prompt_work
+from clients.rollout_gate.statistics.work import decode_work, prefill_work, prompt_work
 from ensemble_configs.split.outcome import Outcome
 
 # log_mean: of a positive figure's logarithm, within strata; share: of requests to which something happened; score: of

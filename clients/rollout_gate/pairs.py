@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 
 from clients.rollout_gate.findings import Scores
-from clients.rollout_gate.score_test import BETS, gains
+from clients.rollout_gate.statistics.score_test import BETS, gains
 
 
 class Pairs(msgspec.Struct):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clients.rollout_gate.event_sums import EventSums
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.mean_sums import MeanSums
-from clients.rollout_gate.mean_test import Floats
 from clients.rollout_gate.metrics import METRICS
-from clients.rollout_gate.rows import Rows
-from clients.rollout_gate.slow import SlowLimit
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import Rows
+from clients.rollout_gate.sums.event_sums import EventSums
+from clients.rollout_gate.sums.mean_sums import MeanSums
+from clients.rollout_gate.sums.slow import SlowLimit
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Portion:
     Attributes:
         values: by metric; nan: the request says nothing about it.
         work: by metric that has any, [..., requests, features].
-        groups: [..., requests, kinds] (`clients.rollout_gate.groups`).
+        groups: [..., requests, kinds] (`clients.rollout_gate.statistics.groups`).
         at_s: time of each request's end.
     """
 

@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.fading import FADES
 from clients.rollout_gate.findings import Finding, Sample, Truths, findings_of
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.guards import is_over_guard
 from clients.rollout_gate.metrics import GUARDED, METRICS
+from clients.rollout_gate.statistics.fading import FADES
 
 Verdict = Literal["pass", "fail", "undecided", "no data"]
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from clients.rollout.estimate.seen_traffic import SeenTraffic
 from clients.rollout.records.rollout_plan import Mode, Plan, gate_spec_of
-from clients.rollout_gate.fading import BLOCKS_PER_FADE, Differences, Times
 from clients.rollout_gate.findings import Counts, Level, Sample
 from clients.rollout_gate.forecast import needed
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import METRICS
-from clients.rollout_gate.timeline import BLOCK_REQUESTS
+from clients.rollout_gate.statistics.fading import BLOCKS_PER_FADE, Differences, Times
+from clients.rollout_gate.sums.timeline import BLOCK_REQUESTS
 from trireme.base.durations import duration
 
 _SOME = 1000.0  # requests of the candidate in the sample that is forecast from; any number gives the same

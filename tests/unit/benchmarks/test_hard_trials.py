@@ -13,7 +13,7 @@ from benchmarks.rollout_gate.hard_traffic import HardTraffic
 from benchmarks.rollout_gate.hard_trials import SPEC, Trial, figures_of, run, study, trials
 from benchmarks.rollout_gate.simulated_rollouts import PER_LOOK
 from benchmarks.soak import Evidence
-from clients.rollout_gate.work import decode_work, prefill_work, prompt_work
+from clients.rollout_gate.statistics.work import decode_work, prefill_work, prompt_work
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.places import stratum_of
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import NO_GROUP, NO_UNIT, Rows
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import NO_GROUP, NO_UNIT, Rows
 
 
 def rows_of(

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from gate_rows import rows_of
 
-from clients.rollout_gate.event_sums import EventSums
-from clients.rollout_gate.fading import Times
 from clients.rollout_gate.findings import Counts, Run, Sample
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.guards import is_over_guard
+from clients.rollout_gate.statistics.fading import Times
+from clients.rollout_gate.sums.event_sums import EventSums
 
 SPEC = GateSpec()
 

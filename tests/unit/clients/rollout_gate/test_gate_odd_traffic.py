@@ -13,7 +13,7 @@ from clients.rollout_gate.evidence import read, sample_of
 from clients.rollout_gate.findings import findings_of
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.slow import SlowLimit
+from clients.rollout_gate.sums.slow import SlowLimit
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError, SpecError
 

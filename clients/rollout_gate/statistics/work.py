@@ -8,7 +8,7 @@ the work depends on how much it was. What is not known of a request has no part 
 
 import math
 
-from clients.rollout_gate.equal_work import broken_line
+from clients.rollout_gate.statistics.equal_work import broken_line
 from ensemble_configs.split.outcome import Outcome
 
 PROMPT_KNOTS = (5.0, 6.5, 8.0, 9.5, 11.0)  # 32 to 2,048 tokens

@@ -3,11 +3,11 @@
 
 import numpy as np
 
-from clients.rollout_gate.block_sums import BlockSums
-from clients.rollout_gate.clusters import Clusters, Spread
-from clients.rollout_gate.incidents import Incidents, Truths
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import Rows, by_arm
+from clients.rollout_gate.statistics.clusters import Clusters, Spread
+from clients.rollout_gate.statistics.incidents import Incidents, Truths
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import Rows, by_arm
+from clients.rollout_gate.sums.block_sums import BlockSums
 
 
 class EventSums:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from gate_rows import rows_of
 
-from clients.rollout_gate.clusters import Clusters
-from clients.rollout_gate.rows import NO_UNIT, NUM_UNIT_BUCKETS, unit_bucket
+from clients.rollout_gate.statistics.clusters import Clusters
+from clients.rollout_gate.statistics.rows import NO_UNIT, NUM_UNIT_BUCKETS, unit_bucket
 from ensemble_configs.split.places import unit_of
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clients.rollout_gate.block_list import Block, BlockList
-from clients.rollout_gate.clusters import Clusters, Spread
-from clients.rollout_gate.fading import Differences
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import Rows, by_arm
+from clients.rollout_gate.statistics.clusters import Clusters, Spread
+from clients.rollout_gate.statistics.fading import Differences
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import Rows, by_arm
+from clients.rollout_gate.sums.block_list import Block, BlockList
 
 _LEAST_FREEDOM = 20  # of each arm: a variance from less is none
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from clients.rollout_gate.fading import (
+from clients.rollout_gate.statistics.fading import (
     EXCESSES,
     FADES,
     PRIOR_OF_MEANS,
@@ -16,7 +16,7 @@ from clients.rollout_gate.fading import (
     sizes,
     squares_expected,
 )
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.mean_test import Floats
 
 FADE_S = 80.0
 _LOOK_S = 10.0

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from clients.rollout_gate.incidents import LENGTHS, Incidents
+from clients.rollout_gate.statistics.incidents import LENGTHS, Incidents
 
 FADE_S = 80.0  # so that the lengths are 10, 60 and 300 s
 CANDIDATE, BASELINE = 0, 1

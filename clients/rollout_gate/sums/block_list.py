@@ -4,7 +4,7 @@
 Shocks that both arms share cancel within a block. Of pairs of blocks side by side, of pairs of such pairs, and so on,
 there are the squares of what they differ by: Allan, "Statistics of atomic frequency standards", Proceedings of the IEEE
 54(2), 1966. Differences by chance alone have the same squares at each scale; what fades slowly has larger ones at
-longer scales. What they say is in `clients.rollout_gate.fading`.
+longer scales. What they say is in `clients.rollout_gate.statistics.fading`.
 
 The blocks are kept one by one, so that a look can take the work out of each difference by what is known then; when
 there are too many, neighbours are joined.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.mean_test import Floats
 
 MAX_BLOCKS = 32
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.block_sums import BlockSums
-from clients.rollout_gate.bounded import Likes
-from clients.rollout_gate.clusters import Spread
-from clients.rollout_gate.equal_work import EqualWork
-from clients.rollout_gate.fading import Differences
-from clients.rollout_gate.groups import GroupDifferences, Groups
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import Rows, by_arm, joined
+from clients.rollout_gate.statistics.clusters import Spread
+from clients.rollout_gate.statistics.equal_work import EqualWork
+from clients.rollout_gate.statistics.fading import Differences
+from clients.rollout_gate.statistics.groups import GroupDifferences, Groups
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import Rows, by_arm, joined
+from clients.rollout_gate.sums.block_sums import BlockSums
+from clients.rollout_gate.sums.bounded import Likes
 
 FIRST_ROWS = 100
 GROUP_BOUND = 2.0  # standard deviations

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import beta, binom
 
-from clients.rollout_gate.count_test import excess_bound, log_evidence_over, rate_bound
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import alpha_of
+from clients.rollout_gate.statistics.count_test import excess_bound, log_evidence_over, rate_bound
 
 pytestmark = pytest.mark.slow
 

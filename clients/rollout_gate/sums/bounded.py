@@ -10,8 +10,8 @@ the share that lies inside, by which it is divided. What lies outside is counted
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import add_at
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import add_at
 
 _REACH, _NUM_BINS = 8.0, 800  # as logarithms: nothing is 3,000 times its prediction and still told apart
 _QUARTILES_OF_NORMAL = 1.349  # between the quartiles, in standard deviations

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincc, betaln
 
-from clients.rollout_gate.mean_test import Floats, boundary, tuning
+from clients.rollout_gate.statistics.mean_test import Floats, boundary, tuning
 
 _PRIOR = 0.5  # Beta(1/2, 1/2): Jeffreys'
 _NORMAL_FROM = 30  # events of both arms, and as many requests without one: a bound for large samples is the tighter
@@ -71,8 +71,9 @@ def excess_bound(events: NDArray[np.float64], num: NDArray[np.float64], effect: 
     """Return an upper bound of the candidate's rate less the baseline's that holds however often one looks.
 
     Few events: the difference of Robbins' bounds, each arm at half of `alpha`. Many events, which are nearly normal:
-    the bound of `clients.rollout_gate.mean_test`, which is narrower, with the variance that the candidate would have if
-    its rate were the baseline's and the effect: few events that were seen are no proof that few are to be seen.
+    the bound of `clients.rollout_gate.statistics.mean_test`, which is narrower, with the variance that the candidate
+    would have if its rate were the baseline's and the effect: few events that were seen are no proof that few are to be
+    seen.
 
     Args:
         events: [..., 2] events of the candidate and the baseline.

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from gate_rows import rows_of
 
-from clients.rollout_gate.block_list import MAX_BLOCKS, Block, BlockList
-from clients.rollout_gate.block_sums import BlockSums
-from clients.rollout_gate.timeline import BLOCK_REQUESTS, Timeline
+from clients.rollout_gate.sums.block_list import MAX_BLOCKS, Block, BlockList
+from clients.rollout_gate.sums.block_sums import BlockSums
+from clients.rollout_gate.sums.timeline import BLOCK_REQUESTS, Timeline
 
 
 def closed(*blocks: tuple[float, float]) -> BlockSums:

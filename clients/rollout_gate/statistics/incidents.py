@@ -4,9 +4,9 @@
 Errors of an arm that fails for half a minute are one thing that happened, not sixty. How long such a time is nobody
 knows; so a few lengths are tried. At each, events of one arm that follow one another within it, with none of the other
 arm between, are one incident, and the length has a weight: how much likelier the gaps between events are under it than
-by chance (the mixed likelihood ratio of `clients.rollout_gate.count_test`, of short gaps among all). The chance that
-explains the incidents is averaged over the lengths, as `clients.rollout_gate.fading` averages over excesses. Events by
-themselves lose next to nothing.
+by chance (the mixed likelihood ratio of `clients.rollout_gate.statistics.count_test`, of short gaps among all). The
+chance that explains the incidents is averaged over the lengths, as `clients.rollout_gate.statistics.fading` averages
+over excesses. Events by themselves lose next to nothing.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.rollout_gate.count_test import log_evidence_over
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.count_test import log_evidence_over
+from clients.rollout_gate.statistics.mean_test import Floats
 
 Truths = NDArray[np.bool_]
 

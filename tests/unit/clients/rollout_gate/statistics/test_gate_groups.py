@@ -9,8 +9,8 @@ import pytest
 
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.groups import MAX_TENANTS, NUM_STRATA, group_name, group_of
-from clients.rollout_gate.rows import NO_GROUP
+from clients.rollout_gate.statistics.groups import MAX_TENANTS, NUM_STRATA, group_name, group_of
+from clients.rollout_gate.statistics.rows import NO_GROUP
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.places import stratum_of
 

@@ -8,8 +8,8 @@ requests before. The candidate has no part in its own limit.
 
 import numpy as np
 
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import Rows, add_at
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import Rows, add_at
 
 _SELDOM = 300
 _BIN, _NUM_BINS = 0.125, 64  # of logarithms over the prediction: up to 3,000 times as long

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.mean_test import Floats
 
 NUM_UNIT_BUCKETS = 256  # keys beyond share a bucket, which counts as one key: never too few are taken for too many
 NO_UNIT = -1
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
         work: [..., rows, features] what is taken out of the figure.
         is_candidate: [..., rows] of the candidate's arm.
         unit: [..., rows] bucket of the request's key; `NO_UNIT`: it had none.
-        groups: [..., rows, kinds] group of each kind (`clients.rollout_gate.groups`); `NO_GROUP`: none.
+        groups: [..., rows, kinds] group of each kind (`clients.rollout_gate.statistics.groups`); `NO_GROUP`: none.
     """
 
     value: Floats

@@ -10,7 +10,7 @@ motion at all times at once is the one-sided normal mixture of Howard, Ramdas, M
 nonparametric, nonasymptotic confidence sequences", Annals of Statistics 49(2), 2021, proposition 6. That the variance
 may be estimated, and the means may drift for both arms, is from Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,
 "Time-uniform central limit theory and asymptotic confidence sequences", Annals of Statistics 52(6), 2024. What the
-variance is where requests near in time are alike: `clients.rollout_gate.fading`.
+variance is where requests near in time are alike: `clients.rollout_gate.statistics.fading`.
 
 It is written here because the authors' `confseq` has no wheel (it takes a C++ compiler and Boost on every machine),
 and the other packages with these bounds are first releases of one person.

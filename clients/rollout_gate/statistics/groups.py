@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.clusters import Clusters, Spread
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import NO_GROUP, Rows, add_at
+from clients.rollout_gate.statistics.clusters import Clusters, Spread
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import NO_GROUP, Rows, add_at
 
 NUM_STRATA = 11
 MAX_TENANTS = 16  # the first that are seen; of more, none has many requests

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from clients.rollout_gate.block_list import Block, Scale
-from clients.rollout_gate.rows import Rows
+from clients.rollout_gate.statistics.rows import Rows
+from clients.rollout_gate.sums.block_list import Block, Scale
 
 # What the lists hold: tuples of arrays.
 _ITEMS: Mapping[str, Callable[..., Any]] = {"blocks": Block, "open": Block, "finer": Scale, "first": Rows}

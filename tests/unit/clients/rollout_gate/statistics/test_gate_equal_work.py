@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gate_rows import rows_of
 
-from clients.rollout_gate.bounded import Likes
-from clients.rollout_gate.equal_work import EqualWork, broken_line, broken_lines
-from clients.rollout_gate.mean_sums import FIRST_ROWS, MeanSums
-from clients.rollout_gate.work import PROMPT_KNOTS, decode_work, prefill_work, prompt_work
+from clients.rollout_gate.statistics.equal_work import EqualWork, broken_line, broken_lines
+from clients.rollout_gate.statistics.work import PROMPT_KNOTS, decode_work, prefill_work, prompt_work
+from clients.rollout_gate.sums.bounded import Likes
+from clients.rollout_gate.sums.mean_sums import FIRST_ROWS, MeanSums
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.places import stratum_of
 

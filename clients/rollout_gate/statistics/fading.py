@@ -5,15 +5,15 @@ All arrays have any leading dimensions. The model: beside each request's own cha
 has a fluctuation that fades as e^-(t / fade_s) (Ornstein and Uhlenbeck). Its size is the excess: by how many times the
 long-run variance of the mean exceeds that of independent requests, less one. The data tell little of it: in a time of
 a dozen fades, an excess of one or two is hardly seen, and one of twenty is. So no single estimate is taken; each size
-on a grid has the posterior weight that the blocks (`clients.rollout_gate.block_list`) give it, and evidence is averaged
-over them, as Student's t averages over what the variance may be.
+on a grid has the posterior weight that the blocks (`clients.rollout_gate.sums.block_list`) give it, and evidence is
+averaged over them, as Student's t averages over what the variance may be.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.mean_test import Floats
 
 EXCESSES: Floats = np.concatenate([[0.0], 1.25 * 2.0 ** np.arange(15)])
 _SMALL = 4  # sizes of `EXCESSES` after none that the data can hardly tell from none

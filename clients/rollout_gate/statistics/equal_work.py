@@ -12,8 +12,8 @@ regression adjusted causal inference in randomized experiments", 2022.
 
 import numpy as np
 
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import Rows
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import Rows
 
 _SLOPE_PENALTY, _ARM_PENALTY, _LEVEL_PENALTY = 1.0, 1e-3, 1e-6
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.rows import NUM_UNIT_BUCKETS, Rows, add_at
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import NUM_UNIT_BUCKETS, Rows, add_at
 
 
 class Spread(NamedTuple):
