@@ -224,7 +224,7 @@ def sample_of_sums(
         scores=scores,
         spreads={name: one.spread() for name, one in means.items()}
         | {name: one.spread() for name, one in events.items()},
-        incidents={name: one.incidents for name, one in events.items() if not METRICS[name].is_two_sided},
+        incidents={name: one.incidents for name, one in events.items() if METRICS[name].is_of_outages},
         groups={
             f"{name}_of_some": differences
             for name, one in means.items()

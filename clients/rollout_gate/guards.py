@@ -26,14 +26,17 @@ _LEAST_RUN = 20  # requests in a row: a run may begin anywhere, so that its chan
 def is_over_guard(name: str, sample: Sample, spec: GateSpec) -> Truths:
     """Return whether [...] the candidate's share is over `spec.guard_share` by more than chance, for a good while.
 
-    One of: every request of late had the event; one incident has lasted; there were so many incidents that each counts
-    once.
+    Wrong answers are of no outage: more than chance is enough. Of errors it is one of these: every request of late had
+    one; one incident has lasted; there were so many incidents that each counts once.
     """
-    counts, incidents = sample.counts[name], sample.incidents[name]
+    counts = sample.counts[name]
     events, num = counts.events[..., 0], counts.num[..., 0]
     enough = math.log(1 / guard_alpha(spec))
     evidence = log_evidence_over(events, num - events, np.full_like(events, spec.guard_share))
     evidence = over_keys(evidence, sample.spread(name))  # one key that always fails is one
+    if name not in sample.incidents:
+        return np.asarray(evidence >= enough)
+    incidents = sample.incidents[name]
     last_s = incidents.last_s[..., 0]
     is_lasting = last_s - incidents.began_s[..., 0] >= LASTING_FADES * spec.fade_s
     together = incidents.num[..., 0] / np.maximum(incidents.lasting[..., 0], 1.0)

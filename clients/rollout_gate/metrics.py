@@ -32,6 +32,7 @@ class Metric:
         is_optional: not every rollout has it; it can fail one, and no pass waits for it.
         bound: of a `log_mean`, in standard deviations: figures beyond count as much as one there.
         is_of_queue: events of the `share` come together while an arm's queue is long.
+        is_of_outages: events of the `share` come together while an arm, or what it needs, is out of order.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Metric:
     is_two_sided: bool = False
     is_optional: bool = False
     is_of_queue: bool = False
+    is_of_outages: bool = False
     bound: float = 1.5
 
     @property
@@ -84,12 +86,12 @@ METRICS: dict[str, Metric] = {
     "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=6),
     "output_tokens": Metric("output length", "log_mean", _output_tokens, prompt_work, is_two_sided=True, bound=4),
     "ttft_over_target": Metric(
-        "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True
+        "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True, is_of_outages=True
     ),
     "ttft_of_some": Metric("TTFT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
     "tpot_of_some": Metric("TPOT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
-    "slow": Metric("requests far slower than their like", "share", _nothing, weight=2),
-    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=5),
+    "slow": Metric("requests far slower than their like", "share", _nothing, weight=2, is_of_outages=True),
+    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=5, is_of_outages=True),
     "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty), weight=2),
     "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping), weight=3),
     "cut": Metric("answers cut by their length", "share", _cut, is_two_sided=True),

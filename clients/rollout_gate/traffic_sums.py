@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.metrics import METRICS
+from clients.rollout_gate.metrics import METRICS, effect_of
 from clients.rollout_gate.statistics.mean_test import Floats
 from clients.rollout_gate.statistics.rows import Rows
 from clients.rollout_gate.sums.event_sums import EventSums
@@ -52,7 +52,13 @@ class TrafficSums:
     def __init__(self, spec: GateSpec, shape: tuple[int, ...] = ()) -> None:
         self.slow = SlowLimit(shape, spec.slow_factor)
         self.means = {
-            name: MeanSums(shape, metric.num_features, has_groups=f"{name}_of_some" in METRICS, bound=metric.bound)
+            name: MeanSums(
+                shape,
+                metric.num_features,
+                effect=effect_of(name, spec),
+                effect_of_group=effect_of(f"{name}_of_some", spec) if f"{name}_of_some" in METRICS else None,
+                bound=metric.bound,
+            )
             for name, metric in METRICS.items()
             if metric.kind == "log_mean"
         }

@@ -167,17 +167,19 @@ def _sample(traffic: SeenTraffic, part: float, spec: GateSpec) -> Sample:
     num, weight = np.array([_SOME, _SOME]), _SOME / 2
     seconds = _SOME / (traffic.per_s * part)
     block_s = max(spec.fade_s / BLOCKS_PER_FADE, seconds * BLOCK_REQUESTS / _SOME)
-    nothing = np.zeros(0)
+    num_blocks = 1 + seconds / block_s
+    # The blocks of requests that are independent of each other: metrics do not tell of more.
+    pairs = num_blocks / np.exp2(1 + np.arange(math.floor(math.log2(num_blocks))))
     rates = {"errors": 0.0, "empty": 0.0, "looping": 0.0, "cut": 0.0, "slow": 0.0} | dict(traffic.shares)
     return Sample(
         num_requests=num,
-        times=Times(np.array(seconds), np.array(1 + seconds / block_s)),
+        times=Times(np.array(seconds), np.array(num_blocks)),
         levels={
             name: (Level(num[0], np.array(one.mean)), Level(num[1], np.array(one.mean)))
             for name, one in traffic.spreads.items()
         },
         differences={
-            name: Differences(np.array(0.0), np.array(weight / max(one.sd, 1e-3) ** 2), nothing, nothing)
+            name: Differences(np.array(0.0), np.array(weight / max(one.sd, 1e-3) ** 2), pairs, pairs)
             for name, one in traffic.spreads.items()
         },
         counts={name: Counts(rate * num, num) for name, rate in rates.items()},

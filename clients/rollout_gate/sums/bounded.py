@@ -5,6 +5,9 @@ A figure beyond `BOUND` standard deviations of its like counts as if it lay ther
 location parameter", Annals of Mathematical Statistics 35(1), 1964). Its like is what came before, in both arms: the
 quartiles of a histogram, so that the tail has no part in it. A shift of all figures moves the mean of bounded ones by
 the share that lies inside, by which it is divided. What lies outside is counted by the metric `slow`.
+
+An engine may be so even that its bounds are nearer than the effect size: a candidate four times as slow would then seem
+to be as much slower as the bounds are wide, and fine. So bounds are never nearer than `least`.
 """
 
 import numpy as np
@@ -24,10 +27,11 @@ class Likes:
     Args:
         shape: leading dimensions.
         bound: in standard deviations; 1.5 keeps 96 % of the information about normal figures.
+        least: the bounds' least distance from the centre.
     """
 
-    def __init__(self, shape: tuple[int, ...], bound: float = 1.5) -> None:
-        self._bound = bound
+    def __init__(self, shape: tuple[int, ...], bound: float = 1.5, least: float = 0.0) -> None:
+        self._bound, self._least = bound, least
         self.counts: Floats = np.zeros((*shape, _NUM_BINS))
         self.centre: Floats = np.zeros(shape)
         self.scale: Floats = np.ones(shape)
@@ -50,7 +54,7 @@ class Likes:
     @property
     def limit(self) -> Floats:
         """Return what a figure about the centre is bounded by: [...]."""
-        return np.asarray(self._bound * self.scale)
+        return np.asarray(np.maximum(self._bound * self.scale, self._least))
 
     def bounded(self, figures: Floats) -> tuple[Floats, NDArray[np.bool_]]:
         """Return figures about the centre, bounded, and which of them lie inside: [..., n] both; nan stays."""

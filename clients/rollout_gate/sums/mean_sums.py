@@ -21,6 +21,9 @@ from clients.rollout_gate.sums.bounded import Likes
 
 FIRST_ROWS = 100
 GROUP_BOUND = 2.0  # standard deviations
+# Times the effect size: bounded figures of a candidate that is far off must differ by more than that. In a group both
+# arms lie on either side of the centre.
+LEAST_BOUND, LEAST_OF_GROUP = 2.0, 1.0
 
 
 class Figures(NamedTuple):
@@ -36,17 +39,25 @@ class MeanSums:
     Args:
         shape: leading dimensions.
         num_features: number of features of the work.
-        has_groups: groups of requests are looked at by themselves, too.
+        effect: by which a candidate is too much worse, as a logarithm.
+        effect_of_group: the same for groups of requests that are looked at by themselves; None: none are.
         bound: of what is left of a figure, in standard deviations.
     """
 
     def __init__(
-        self, shape: tuple[int, ...] = (), num_features: int = 0, *, has_groups: bool = False, bound: float = 1.5
+        self,
+        shape: tuple[int, ...] = (),
+        num_features: int = 0,
+        *,
+        effect: float = 0.0,
+        effect_of_group: float | None = None,
+        bound: float = 1.5,
     ) -> None:
         self.work = EqualWork(shape, num_features)
-        self.likes = Likes(shape, bound)
+        self.likes = Likes(shape, bound, LEAST_BOUND * effect)
         self.sums = BlockSums(shape, num_features)
-        self.groups: Groups | None = Groups(shape) if has_groups else None
+        self.groups = None if effect_of_group is None else Groups(shape)
+        self._least_of_group = LEAST_OF_GROUP * (effect_of_group or 0.0)
         self.inside: Floats = np.zeros((*shape, 2))  # requests with a figure that was not bounded
         self.left: Floats = np.zeros((*shape, 2))  # of what the work leaves, without bounds
         self.total: Floats = np.zeros((*shape, 2))  # of the metric itself, for its level
@@ -83,7 +94,8 @@ class MeanSums:
         bounded, is_inside = self.likes.bounded(left)
         self.sums.add(rows, bounded, rows.value - left)
         if self.groups is not None:
-            self.groups.add(rows, left - self.likes.centre[..., np.newaxis], GROUP_BOUND * self.likes.scale)
+            limit = np.maximum(GROUP_BOUND * self.likes.scale, self._least_of_group)
+            self.groups.add(rows, left - self.likes.centre[..., np.newaxis], limit)
         self.left += by_arm(rows, left)
         self.total += by_arm(rows, rows.value)
         self.inside += by_arm(rows, np.where(np.isfinite(bounded), is_inside.astype(np.float64), np.nan))

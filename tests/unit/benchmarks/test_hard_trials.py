@@ -91,7 +91,7 @@ def test_the_study_has_every_condition_and_every_fault() -> None:
 @pytest.mark.timeout(20_000)
 def test_the_full_study(request: pytest.FixtureRequest) -> None:
     evidence = Evidence(request.node.user_properties)
-    result = json.loads(Path(study()).read_text(encoding="utf-8"))
+    result = json.loads(Path(study() or "").read_text(encoding="utf-8"))
     for one in result["trials"]:
         where = f"{one['conditions']}, {one['fault'] or 'equal releases'}"
         if one["fault"]:

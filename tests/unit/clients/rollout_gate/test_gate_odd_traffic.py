@@ -67,6 +67,34 @@ def test_an_engine_without_any_spread_that_is_half_as_slow_again_fails() -> None
     assert row(found, "tpot")["change"] == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("effect", [0.05, 0.9])
+@pytest.mark.parametrize("spread", [0.001, 0.01, 0.03])
+@pytest.mark.parametrize("times", [1.25, 4.0])
+def test_a_candidate_that_is_slower_than_the_bounds_of_its_like_are_wide_is_not_fine(
+    effect: float, spread: float, times: float
+) -> None:
+    if times < 1 + effect:
+        times = 2.5
+    gate, evidence = Gate(SPEC.model_copy(update={"effects": SPEC.effects.model_copy(update={"tpot": effect})})), None
+    for number in range(60):
+        evidence = gate.merge(
+            evidence,
+            [
+                Outcome(
+                    arm=arm, **{**GOOD, "tpot_ms": 10.0 * slower * float(RNG.lognormal(0, spread))}, stratum=1 + n % 3
+                )
+                for arm, slower in zip(ARMS, (times, 1.0), strict=True)
+                for n in range(20)
+            ],
+            at_s=12.0 * number,
+        )
+        found = gate.judge(evidence)
+        assert found.verdict != "pass", found.reason
+    assert found.verdict == "fail"
+    assert "TPOT" in found.reason
+    assert row(found, "tpot")["change"] == pytest.approx(times - 1, rel=0.1)
+
+
 def test_a_metric_of_which_there_are_four_figures_says_nothing() -> None:
     figures = iter([(10.0, 10.0), (12.0, 9.0), (13.0, 10.0), (11.0, 10.5)])
 
