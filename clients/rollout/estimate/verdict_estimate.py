@@ -19,11 +19,11 @@ from clients.rollout_gate.findings import Counts, Level, Sample
 from clients.rollout_gate.forecast import needed
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import METRICS
-from clients.rollout_gate.statistics.fading import BLOCKS_PER_FADE, Differences, Times
+from clients.rollout_gate.statistics.fading import BLOCKS_PER_FADE, FADES, Differences, Times
 from clients.rollout_gate.sums.timeline import BLOCK_REQUESTS
 from trireme.base.durations import duration
 
-_SOME = 1000.0  # requests of the candidate in the sample that is forecast from; any number gives the same
+_SOME = 1000.0  # requests of the candidate in the sample that is forecast from, at least
 _FASTER_STEPS = (0.25, 0.5, 1.0)
 _COARSER = 2.0
 
@@ -45,7 +45,8 @@ class Estimate:
         requests: of each arm, until the gate passes a typical candidate that is no worse; None: no number is enough.
         by: the metric that takes the most requests.
         until_fail: requests of each arm until a candidate that is worse by the effect size fails, by metric.
-        max_requests: after which the rollout is held without a verdict.
+        max_requests: after which the rollout is held without a verdict: the gate's, or those of the time that the gate
+            takes at least.
     """
 
     traffic: SeenTraffic
@@ -94,14 +95,15 @@ def estimate(plan: Plan, traffic: SeenTraffic) -> Estimate:
     def at(share: float, num: int) -> Share:
         return Share(share, num, num / (traffic.per_s * _compared(plan, share)))
 
-    num = spec.max_requests if requests is None else min(requests, spec.max_requests)
+    at_end = max(spec.max_requests, math.ceil(FADES * spec.fade_s * traffic.per_s * _compared(plan, last)))
+    num = at_end if requests is None else min(requests, at_end)
     return Estimate(
         traffic,
         (*(at(share, plan.step_requests) for share in judged[:-1]), at(last, num)),
         requests,
         by,
         {name: one.until_fail for name, one in found.items() if one.until_fail is not None},
-        spec.max_requests,
+        at_end,
     )
 
 
@@ -164,9 +166,11 @@ def _sample(traffic: SeenTraffic, part: float, spec: GateSpec) -> Sample:
     Args:
         part: part of all requests that each arm has.
     """
-    num, weight = np.array([_SOME, _SOME]), _SOME / 2
-    seconds = _SOME / (traffic.per_s * part)
-    block_s = max(spec.fade_s / BLOCKS_PER_FADE, seconds * BLOCK_REQUESTS / _SOME)
+    # Of a time in which there are many blocks: the first has no end yet, and the forecast takes them for even.
+    some = max(_SOME, FADES * spec.fade_s * traffic.per_s * part)
+    num, weight = np.array([some, some]), some / 2
+    seconds = some / (traffic.per_s * part)
+    block_s = max(spec.fade_s / BLOCKS_PER_FADE, seconds * BLOCK_REQUESTS / some)
     num_blocks = 1 + seconds / block_s
     # The blocks of requests that are independent of each other: metrics do not tell of more.
     pairs = num_blocks / np.exp2(1 + np.arange(math.floor(math.log2(num_blocks))))

@@ -23,6 +23,7 @@ from clients.rollout.estimate.verdict_estimate import estimate, lines
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.traffic import release_shares_now
+from clients.rollout_gate.gate_spec import GateSpec
 from serving.telemetry.request_metrics import _LENGTHS, FIRST_TOKEN_BUCKETS_S, TOKEN_BUCKETS_S
 
 LABELS = 'model="tensorrt_llm",version="1"'
@@ -171,6 +172,17 @@ def test_twice_the_requests_a_second_take_no_longer() -> None:
     assert one.seconds is not None
     assert other.seconds is not None
     assert other.seconds < 0.7 * one.seconds
+
+
+def test_busy_traffic_is_not_held_before_the_time_that_the_gate_takes() -> None:
+    every_s = 2000.0  # 4,000 requests of each arm are there in 4 s, and the gate judges after 80 s at the earliest
+    busy = SeenTraffic(round(86_400 * every_s), 86_400, TRAFFIC.spreads, TRAFFIC.shares, "the last day")
+    found = estimate(plan(), busy)
+    assert found.requests is not None
+    assert found.requests > GateSpec().max_requests
+    assert found.seconds is not None
+    assert 80 <= found.shares[-1].seconds <= 9 * GateSpec().fade_s == found.max_requests / (every_s / 2)
+    assert not any("max-requests" in line for line in lines(plan(), found))
 
 
 def test_what_would_be_faster_is_said_with_its_options() -> None:
