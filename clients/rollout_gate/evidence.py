@@ -15,7 +15,7 @@ import numpy as np
 
 from clients.rollout_gate.findings import Counts, Level, Run, Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.metrics import METRICS
+from clients.rollout_gate.metrics import LOGARITHMS, METRICS
 from clients.rollout_gate.pairs import Pairs
 from clients.rollout_gate.statistics.fading import BLOCKS_PER_FADE, Times
 from clients.rollout_gate.statistics.groups import group_of
@@ -83,6 +83,12 @@ def settings_of(spec: GateSpec) -> dict[str, float | None]:
         "slow_factor": spec.slow_factor,
         "fade_s": spec.fade_s,
         "effects.quality": spec.effects.quality,
+        # The bounds of figures depend on them.
+        **{
+            f"effects.{name}": float(getattr(spec.effects, name))
+            for name, metric in METRICS.items()
+            if metric.kind in LOGARITHMS
+        },
     }
 
 
@@ -224,7 +230,7 @@ def sample_of_sums(
         scores=scores,
         spreads={name: one.spread() for name, one in means.items()}
         | {name: one.spread() for name, one in events.items()},
-        incidents={name: one.incidents for name, one in events.items() if METRICS[name].is_of_outages},
+        incidents={name: one.incidents for name, one in events.items() if not METRICS[name].is_two_sided},
         groups={
             f"{name}_of_some": differences
             for name, one in means.items()

@@ -264,7 +264,7 @@ def is_proof(name: str, share: Floats, sample: Sample, spec: GateSpec, *, of_can
     events = sample.counts[name].events
     evidence = log_evidence_over(events[..., arm], events[..., other], part)
     found = np.exp(-over_keys(evidence, sample.spread(name)))
-    if name in sample.incidents:
+    if METRICS[name].is_of_outages and name in sample.incidents:
         incidents = sample.incidents[name].chance(share, sample.times.elapsed_s, of_candidate=of_candidate)
         found = np.maximum(found, incidents)
     if name in sample.differences:
@@ -293,7 +293,7 @@ def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
     tail = 1 - spec.pass_alpha / 2
     # Few keys: as much as a normal quantile is less than that of Student's t.
     inflation = spread.inflation * (student_quantile(tail, spread.freedom) / ndtri(tail)) ** 2
-    if name in sample.incidents:
+    if METRICS[name].is_of_outages and name in sample.incidents:
         inflation = np.maximum(inflation, sample.incidents[name].clumping(sample.times.elapsed_s))
     if name in sample.differences:
         alike = alike_of(name, sample, spec)

@@ -14,7 +14,9 @@ from clients.rollout_gate.sums.event_sums import EventSums
 SPEC = GateSpec()
 
 
-def seconds_until_fail(candidate: str, *, baseline: str = ".", every_s: float = 1.0) -> float | None:
+def seconds_until_fail(
+    candidate: str, *, baseline: str = ".", every_s: float = 1.0, name: str = "errors"
+) -> float | None:
     """Return when a candidate of such requests is over the guard, one every second by default; None: it never is.
 
     Args:
@@ -28,11 +30,11 @@ def seconds_until_fail(candidate: str, *, baseline: str = ".", every_s: float = 
         sample = Sample(
             num_requests=sums.num,
             times=Times(np.array(number * every_s), np.array(1.0)),
-            counts={"errors": Counts(sums.events, sums.num)},
-            incidents={"errors": sums.incidents},
-            runs={"errors": Run(sums.run, sums.run_began_s)},
+            counts={name: Counts(sums.events, sums.num)},
+            incidents={name: sums.incidents},
+            runs={name: Run(sums.run, sums.run_began_s)},
         )
-        if is_over_guard("errors", sample, SPEC):
+        if is_over_guard(name, sample, SPEC):
             return number * every_s
     return None
 
@@ -54,6 +56,18 @@ def test_a_candidate_of_few_requests_is_dead_only_after_twenty() -> None:
 @pytest.mark.parametrize("burst", ["x" * 45, "x." * 50])
 def test_a_candidate_that_fails_for_a_moment_does_not_fail(burst: str) -> None:
     assert seconds_until_fail("." * 100 + burst + "." * 100) is None
+
+
+@pytest.mark.parametrize("name", ["empty", "looping"])
+def test_wrong_answers_fail_a_candidate_as_soon_as_they_are_no_chance(name: str) -> None:
+    assert seconds_until_fail("x" * 30, name=name) == 19, "of the twentieth request"
+    assert seconds_until_fail("..." * 10 + "xxx" * 20, name=name) is not None
+    assert seconds_until_fail("." * 20 + ("x" + "." * 24) * 10, name=name) is None, "4 % are under the guard"
+
+
+@pytest.mark.parametrize("name", ["empty", "looping"])
+def test_a_candidate_that_answers_wrong_after_a_long_time_of_good_answers_is_dead_after_two_minutes(name: str) -> None:
+    assert seconds_until_fail("." * 9000 + "x" * 130, name=name) == 9000 + 120
 
 
 def test_half_of_the_requests_for_five_minutes_fail_a_candidate() -> None:
