@@ -22,9 +22,9 @@ _PIECE = 16  # tokens
 class IrScores:
     """The logits of one compiled model."""
 
-    def __init__(self, folder: Path, properties: Mapping[str, object] | None = None) -> None:
+    def __init__(self, folder: Path, properties: Mapping[str, object]) -> None:
         try:
-            model = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", dict(properties or {}))
+            model = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", dict(properties))
         except RuntimeError as exc:
             raise SpecError(f"OpenVINO cannot load {folder}: {last_line(exc)}", file=folder) from exc
         self._names = {name for port in model.inputs for name in port.names}

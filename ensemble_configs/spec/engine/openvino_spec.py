@@ -21,7 +21,7 @@ class OpenVinoEngineSpec(FixedCacheSpec):
     )
     execution_mode: Literal["performance", "accuracy"] = Field(
         default="performance",
-        description="accuracy: all in f32, so that an answer does not depend on the requests beside it; slower",
+        description="accuracy: all in f32, where the requests beside one hardly change its answer; slower",
     )
     is_prefix_caching: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
     lora_file: Path | None = Field(
