@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer of the tables of `docs/rollout_gate.md` from the latest result of `gate_trials`: `make docs`."""
+"""The writer of the tables of `docs/rollout_gate.md` from the latest results of its two studies: `make docs`."""
 
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import METRICS, alpha_of
@@ -9,23 +9,28 @@ from trireme.base.text_tables import markdown_table
 
 PAGE = DOCS / "rollout_gate.md"
 _POWER = 0.95  # that was asked for, within 2,000 requests
+_FALSE_ROLLBACKS, _PASSED = 0.01, 0.9  # that were asked for of equal releases, within 4,000
 
 
 def page(text: str) -> str:
     """Return the page with its tables written anew."""
-    result = latest("gate_trials")
+    result, hard = latest("gate_trials"), latest("gate_hard_trials")
     tables = {
         "metrics": _metrics(),
         "origin": _origin(result, newest("gate_trials").name),
         "false rollbacks": _false_rollbacks(result),
         "detection": _detection(result),
         "others": _others(result),
+        "origin of hard traffic": _origin(hard, newest("gate_hard_trials").name),
+        "equal releases": _equal_releases(hard),
+        "faults": _faults(hard),
     }
     return with_tables(text, tables)
 
 
 def _metrics() -> str:
-    spec, kinds = GateSpec(), {"log_mean": "mean logarithm", "share": "events", "score": "pairs"}
+    spec = GateSpec()
+    kinds = {"log_mean": "mean logarithm", "groups": "mean logarithm by group", "share": "events", "score": "pairs"}
     return markdown_table(
         ["metric", "name", "test", "too much", "alpha, in 1,000", ""],
         (
@@ -92,6 +97,40 @@ def _detection(result: Document) -> str:
         )
     header = ["regression", "model", "requests of each arm", "rolled back", "95 % lower bound", "passed"]
     return markdown_table([*header, "requests, median / p95", "seconds, median / p95"], rows)
+
+
+def _equal_releases(result: Document) -> str:
+    rows = []
+    for one in result["trials"]:
+        if one["fault"]:
+            continue
+        back, passed, waited = one["rolled_back"], one["passed"], one["to_pass"]
+        few = passed["share"] < _PASSED
+        open_ones = ", ".join(f"`{name}`" for name in list(one["open_at_end"])[:3] if not METRICS[name].is_optional)
+        rows.append(
+            [
+                one["conditions"],
+                f"{one['rollouts']:,}",
+                str(back["count"]),
+                f"{back['upper']:.2%}" + (" (missed)" if back["upper"] > _FALSE_ROLLBACKS else ""),
+                f"{passed['share']:.1%}" + (" (missed)" if few else ""),
+                f"{waited['median_requests']:,} / {waited['p95_requests']:,}" if waited else "",
+                open_ones if few else "",
+            ]
+        )
+    header = ["traffic", "rollouts", "rolled back", "95 % upper bound", "passed"]
+    return markdown_table([*header, "requests to the pass, median / p95", "open in the others"], rows)
+
+
+def _faults(result: Document) -> str:
+    found = {(one["fault"], one["conditions"]): one for one in result["trials"] if one["fault"]}
+    conditions = list(dict.fromkeys(where for _, where in found))
+    rows = []
+    for fault in dict.fromkeys(fault for fault, _ in found):
+        shares = [found[fault, where]["rolled_back"] for where in conditions]
+        missed = [" (missed)" if back["lower"] < _POWER else "" for back in shares]
+        rows.append([fault, *(f"{back['share']:.1%}{note}" for back, note in zip(shares, missed, strict=True))])
+    return markdown_table(["rolled back within 2,000 requests of each arm", *conditions], rows)
 
 
 def _others(result: Document) -> str:

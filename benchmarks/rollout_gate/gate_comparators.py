@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from benchmarks.rollout_gate.gate_traffic import LOOK_S, PER_LOOK, Singles, Traffic
+from benchmarks.rollout_gate.gate_traffic import Singles, Traffic
+from benchmarks.rollout_gate.simulated_rollouts import LOOK_S, PER_LOOK
 
 Looks = NDArray[np.int64]
 

@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many simulated rollouts at once: requests of both arms after a latency model, and the gate's sums of them.
+"""Many simulated rollouts at once: requests of both arms after a latency model, and what the gate sees of them.
 
 Both arms get 2 requests a second, 20 in each of the 10 s between two looks; arm 0 is the candidate.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rollout_gate.latency_models import LatencyModel
-from clients.rollout_gate.evidence import MIN_SLOW_REFERENCE
-from clients.rollout_gate.fading import Differences, Times, differences_of, own_variance
-from clients.rollout_gate.findings import Counts, Level, Sample, Scores
+from benchmarks.rollout_gate.simulated_rollouts import LOOK_S, PER_LOOK, Seen
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.score_test import gains
+from clients.rollout_gate.sample import Scores
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import NO_GROUP, NO_UNIT
+from clients.rollout_gate.statistics.score_test import gains
+from clients.rollout_gate.statistics.work import decode_work, prefill_work, prompt_work
+from clients.rollout_gate.traffic_sums import Portion
 from ensemble_configs.split.outcome import Outcome
 
-PER_LOOK = 20  # requests of each arm
-LOOK_S = 10.0
 PROMPTS_PER_LOOK = 1  # of the held-out set, on both arms
 _GOOD_SCORE = 0.8
+_WORKS = {"ttft": prefill_work, "tpot": decode_work, "output_tokens": prompt_work}
 
 Singles = NDArray[np.float32]
 
@@ -64,11 +66,6 @@ class Traffic:
     is_empty: NDArray[np.bool_]
     is_looping: NDArray[np.bool_]
     score: Singles
-
-    def log_e2e_per_token(self) -> Singles:
-        """Return the logarithm of (TTFT + (tokens - 1) TPOT) / tokens."""
-        whole = np.exp(self.log_ttft) + (self.num_tokens - 1) * np.exp(self.log_tpot)
-        return np.asarray(np.log(whole / self.num_tokens))
 
 
 def traffic_of(
@@ -140,122 +137,47 @@ def outcomes_of(traffic: Traffic, rollout: int, look: int) -> list[Outcome]:
     return found
 
 
-def sample_of(traffic: Traffic, spec: GateSpec) -> Sample:
-    """Return the gate's sums after each look: leading dimensions [rollouts, looks].
-
-    They are as `clients.rollout_gate.evidence` makes them of outcomes, which a test compares; what differs is only that
-    all looks are made at once. A look is a block.
-    """
-    answered = ~traffic.is_error
-    values = {
-        "ttft": traffic.log_ttft,
-        "tpot": traffic.log_tpot,
-        "e2e_per_token": traffic.log_e2e_per_token(),
-        "output_tokens": np.log(traffic.num_tokens),
-    }
-    cells = {name: _cells(one, traffic.stratum, answered) for name, one in values.items()}
-    is_slow, is_judged = _slow(traffic, cells["ttft"], spec)
-    cells["slow"] = _cells(is_slow.astype(np.float32), traffic.stratum, is_judged & answered)
-    counts = {
-        "slow": _counts(is_slow & answered, is_judged & answered),
-        "errors": _counts(traffic.is_error, np.ones_like(answered)),
-        "empty": _counts(traffic.is_empty & answered, answered),
-        "looping": _counts(traffic.is_looping & answered, answered),
-        "cut": _counts((traffic.num_tokens >= traffic.num_tokens.max()) & answered, answered),
-    }
-    if spec.ttft_target_ms is not None:
-        is_over = traffic.log_ttft > math.log(spec.ttft_target_ms)
-        counts["ttft_over_target"] = _counts(is_over & answered, answered)
-        cells["ttft_over_target"] = _cells(is_over.astype(np.float32), traffic.stratum, answered)
+def seen_of(traffic: Traffic, spec: GateSpec) -> Iterator[Seen]:
+    """Yield what the gate sees between two looks, as `clients.rollout_gate.evidence` makes it of the same outcomes."""
+    rollouts, _, looks, _ = traffic.stratum.shape
     difference = (traffic.score[:, 0] - traffic.score[:, 1]).astype(np.float64)
     won = [each.sum(axis=2).cumsum(axis=1) for each in gains(difference, spec.effects.quality)]
-    sums = [each.sum(axis=2).cumsum(axis=1) for each in (difference, difference**2)]
-    num = np.broadcast_to(np.arange(1.0, difference.shape[1] + 1) * PROMPTS_PER_LOOK, difference.shape[:2])
-    scores = {"quality": Scores(num, *sums, *won)}
-    look = np.arange(difference.shape[1], dtype=np.float64)
-    return Sample(
-        num_requests=np.stack([num * (PER_LOOK // PROMPTS_PER_LOOK)] * 2, axis=-1),
-        times=Times(LOOK_S * look, look + 1),
-        levels={name: _levels(cells[name]) for name in values},
-        differences={name: _differences(one) for name, one in cells.items()},
-        counts=counts,
-        scores=scores,
-    )
+    total, squares = (each.sum(axis=2).cumsum(axis=1) for each in (difference, difference**2))
+    longest = traffic.num_tokens.max()
+    is_candidate = np.broadcast_to(np.array([True, False])[:, np.newaxis], (rollouts, 2, PER_LOOK))
+    blanks = [Outcome(arm="", stratum=stratum) for stratum in range(int(traffic.stratum.max()) + 1)]
+    works = {name: np.array([work(one) for one in blanks]) for name, work in _WORKS.items()}
+    for look in range(looks):
+        stratum = traffic.stratum[:, :, look]
+        is_error = traffic.is_error[:, :, look]
+
+        def told(values: Floats | NDArray[np.bool_] | Singles, is_error: NDArray[np.bool_] = is_error) -> Floats:
+            return _flat(np.where(is_error, np.nan, values))
+
+        num_tokens, log_ttft = traffic.num_tokens[:, :, look], traffic.log_ttft[:, :, look]
+        values = {
+            "ttft": told(log_ttft),
+            "tpot": told(traffic.log_tpot[:, :, look]),
+            "output_tokens": told(np.log(num_tokens)),
+            "errors": _flat(is_error.astype(np.float64)),
+            "empty": told(traffic.is_empty[:, :, look]),
+            "looping": told(traffic.is_looping[:, :, look]),
+            "cut": told(num_tokens >= longest),
+        }
+        if spec.ttft_target_ms is not None:
+            values["ttft_over_target"] = told(log_ttft > math.log(spec.ttft_target_ms))
+        groups = np.stack([_flat(stratum), np.full((rollouts, 2 * PER_LOOK), NO_GROUP)], axis=-1)
+        unknown = np.full((rollouts, 2 * PER_LOOK), NO_UNIT)
+        work = {name: each[_flat(stratum)] for name, each in works.items()}
+        at_s = np.full((rollouts, 2 * PER_LOOK), LOOK_S * look)
+        portion = Portion(values, work, _flat(is_candidate), unknown, groups, at_s)
+        num = np.full(rollouts, float(PROMPTS_PER_LOOK * (look + 1)))
+        yield Seen(portion, {"quality": Scores(num, *(each[:, look] for each in (total, squares, *won)))})
 
 
-class _Cells(NamedTuple):
-    """Sums over each look's own requests: [rollouts, 2, looks, strata]."""
-
-    num: Floats
-    mean: Floats
-    m2: Floats
-
-
-def _cells(values: Singles, stratum: NDArray[np.int64], kept: NDArray[np.bool_]) -> _Cells:
-    shape, strata = values.shape[:3], int(stratum.max()) + 1
-    at = np.arange(math.prod(shape), dtype=np.int64).reshape(*shape, 1) * strata + stratum
-    at, known = at[kept], values[kept].astype(np.float64)
-    centre = float(known.mean()) if known.size else 0.0  # near all of them, so that the squares lose nothing
-    known -= centre
-    size = math.prod(shape) * strata
-    num, total, squares = (
-        np.bincount(at, weights, size).reshape(*shape, strata).astype(np.float64) for weights in (None, known, known**2)
-    )
-    mean = total / np.maximum(num, 1)
-    return _Cells(num, np.where(num > 0, mean + centre, 0.0), np.maximum(squares - num * mean**2, 0))
-
-
-def _levels(cells: _Cells) -> tuple[Level, Level]:
-    """Return the levels over all strata, after each look."""
-    num = cells.num.sum(axis=3).cumsum(axis=2)
-    mean = (cells.num * cells.mean).sum(axis=3).cumsum(axis=2) / np.maximum(num, 1)
-    return Level(num[:, 0], mean[:, 0]), Level(num[:, 1], mean[:, 1])
-
-
-def _differences(cells: _Cells) -> Differences:
-    """Return the differences after each look, as `clients.rollout_gate.blocks` has them of blocks of one look."""
-    shared = cells.num[:, 0] * cells.num[:, 1] / np.maximum(cells.num.sum(axis=1), 1)
-    weight = shared.sum(axis=2)
-    total = (shared * (cells.mean[:, 0] - cells.mean[:, 1])).sum(axis=2)
-    within = (np.maximum(cells.num - 1, 0), cells.m2, shared[:, np.newaxis] ** 2 / np.maximum(cells.num, 1))
-    own = own_variance(*(np.moveaxis(one.cumsum(axis=2), 1, 3) for one in within))
-    num_pairs, squares = _pairs(total, weight)
-    return differences_of(total.cumsum(axis=1), weight.cumsum(axis=1), own, num_pairs=num_pairs, squares=squares)
-
-
-def _pairs(total: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Return how many pairs of neighbours there were, and the squares of what they differ by.
-
-    Both are [rollouts, looks, scales].
-    """
-    rollouts, looks = weight.shape
-    scales = looks.bit_length() - 1
-    num, squares = np.zeros((rollouts, looks, scales)), np.zeros((rollouts, looks, scales))
-    for scale in range(scales):
-        whole = weight.shape[1] // 2
-        totals, weights = (one[:, : 2 * whole].reshape(rollouts, whole, 2) for one in (total, weight))
-        total, weight = totals.sum(axis=2), weights.sum(axis=2)
-        difference = np.diff(totals / np.maximum(weights, 1e-9), axis=2)[..., 0]
-        ends = (np.arange(whole) + 1) * 2 ** (scale + 1) - 1
-        num[:, ends, scale] = weights.min(axis=2) > 0
-        squares[:, ends, scale] = difference**2 * weights.prod(axis=2) / np.maximum(weight, 1e-9)
-    return num.cumsum(axis=1), squares.cumsum(axis=1)
-
-
-def _counts(happened: NDArray[np.bool_], possible: NDArray[np.bool_]) -> Counts:
-    found = [np.moveaxis(one.sum(axis=3).cumsum(axis=2), 1, 2).astype(np.float64) for one in (happened, possible)]
-    return Counts(*found)
-
-
-def _slow(traffic: Traffic, ttft: _Cells, spec: GateSpec) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    # What the baseline was up to the look before: [rollouts, looks, strata].
-    num = ttft.num[:, 1].cumsum(axis=1)
-    mean = (ttft.num * ttft.mean)[:, 1].cumsum(axis=1) / np.maximum(num, 1)
-    limit = np.where(num >= MIN_SLOW_REFERENCE, mean + math.log(spec.slow_factor), np.inf)
-    limit = np.concatenate([np.full_like(limit[:, :1], np.inf), limit[:, :-1]], axis=1)[:, np.newaxis]
-    shape = (*traffic.stratum.shape[:3], limit.shape[-1])
-    limits = np.take_along_axis(np.broadcast_to(limit, shape), traffic.stratum, axis=3)
-    return traffic.log_ttft > limits, np.isfinite(limits)
+def _flat(values: NDArray[Any]) -> NDArray[Any]:
+    """Return [rollouts, arms, requests] as [rollouts, requests of both arms]."""
+    return np.asarray(values.reshape(values.shape[0], -1))
 
 
 def _common(model: LatencyModel, rollouts: int, looks: int, rng: np.random.Generator) -> Floats:

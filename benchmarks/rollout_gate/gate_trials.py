@@ -10,7 +10,6 @@ how often it is looked at, is in `benchmarks.rollout_gate.gate_traffic`; what el
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,27 +18,27 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
-from scipy.stats import beta
 
 from benchmarks.rollout_gate.gate_comparators import COMPARATORS
-from benchmarks.rollout_gate.gate_traffic import (
+from benchmarks.rollout_gate.gate_traffic import Regression, Traffic, outcomes_of, seen_of, traffic_of
+from benchmarks.rollout_gate.latency_models import LatencyModel, load_models
+from benchmarks.rollout_gate.simulated_rollouts import (
     LOOK_S,
     PER_LOOK,
-    Regression,
-    Traffic,
-    outcomes_of,
-    sample_of,
-    traffic_of,
+    Tally,
+    judge,
+    processes,
+    share_of,
+    times_of,
+    verdicts_of,
 )
-from benchmarks.rollout_gate.latency_models import LatencyModel, load_models
 from benchmarks.support.report import environment, write_result
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.verdict import Look, look_at
 
 SPEC = GateSpec(ttft_target_ms=500)
 SEED = 6
+LOOK_EVERY = 5  # blocks: a controller looks twice a second, and sees the same blocks
 _CHUNK = 100  # rollouts at once; bounds memory
 _POWER_LOOKS = 100  # 2,000 requests of each arm
 _OWN_LOOKS = 1_500  # 30,000 of them: what a regression takes that hides in each arm's own queue
@@ -81,19 +80,10 @@ class Scenario:
 
 
 @dataclass
-class Tally:
-    """The verdicts on the rollouts of a scenario, in order; -1: never.
+class Judged:
+    """The gate's verdicts on a scenario's rollouts, and by comparator the first look that fails each, -1 for never."""
 
-    Attributes:
-        failed_at: the first look that fails it, whether or not it had passed before.
-        passed_at: the first look that passes it, whether or not it had failed before.
-        worse: by metric, how many rollouts it fails at some look.
-        others: by comparator, the first look that fails it.
-    """
-
-    failed_at: list[int] = field(default_factory=list)
-    passed_at: list[int] = field(default_factory=list)
-    worse: dict[str, int] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
     others: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -124,20 +114,17 @@ def scenarios(share: float = 1.0) -> list[Scenario]:
     return found
 
 
-def run(scenario: Scenario, *, seed: int = SEED) -> Tally:
-    """Judge a scenario's rollouts at every look, by the gate's own code."""
+def run(scenario: Scenario, *, seed: int = SEED) -> Judged:
+    """Judge a scenario's rollouts by the gate's own code."""
     model = model_of(scenario)
     spec = SPEC.model_copy(update={"max_requests": max(SPEC.max_requests, scenario.looks * PER_LOOK)})
-    tally = Tally()
+    found = Judged()
     for traffic in chunks(scenario, model, seed):
-        look = look_at(sample_of(traffic, spec), spec)
-        tally.failed_at += _first(look.is_failed)
-        tally.passed_at += _first(look.is_passed)
-        _add_worse(tally, look)
-        if scenario.is_compared and len(tally.failed_at) <= _COMPARED:
-            for name, judge in COMPARATORS.items():
-                tally.others.setdefault(name, []).extend(judge(traffic).tolist())
-    return tally
+        found.tally.add(judge(seen_of(traffic, spec), len(traffic.stratum), spec, look_every=LOOK_EVERY))
+        if scenario.is_compared and len(found.tally.failed_at) <= _COMPARED:
+            for name, judged_by in COMPARATORS.items():
+                found.others.setdefault(name, []).extend(judged_by(traffic).tolist())
+    return found
 
 
 def model_of(scenario: Scenario) -> LatencyModel:
@@ -159,18 +146,11 @@ def chunks(scenario: Scenario, model: LatencyModel, seed: int) -> Iterator[Traff
         yield traffic_of(model, scenario.regression, rollouts=rollouts, looks=scenario.looks, rng=rng)
 
 
-def figures_of(scenario: Scenario, tally: Tally) -> dict[str, Any]:
+def figures_of(scenario: Scenario, judged: Judged) -> dict[str, Any]:
     """Return error rates with one-sided 95 % bounds, requests of each arm and seconds to the verdict.
 
     The other judges' rates are among them.
-
-    A rollout of a regression ends at its first verdict, so that one which passes first is not detected. One of A/A
-    counts as rolled back if any look up to the last would do so, though it may have passed long before.
     """
-    failed, passed = np.array(tally.failed_at), np.array(tally.passed_at)
-    is_first = (failed >= 0) & ((passed < 0) | (failed < passed))
-    is_failed = failed >= 0 if scenario.name == "A/A" else is_first
-    is_passed = (passed >= 0) & ~is_first
     return {
         "scenario": scenario.name,
         "model": scenario.model,
@@ -180,55 +160,15 @@ def figures_of(scenario: Scenario, tally: Tally) -> dict[str, Any]:
         "rollouts": scenario.rollouts,
         "max_requests": scenario.looks * PER_LOOK,
         "regression": asdict(scenario.regression),
-        "rolled_back": _share(is_failed),
-        "passed": _share(is_passed),
-        "to_rollback": _times(failed[is_failed]),
-        "to_pass": _times(passed[is_passed]),
-        "rollouts_failed_by": dict(sorted(tally.worse.items(), key=lambda one: -one[1])),
+        **verdicts_of(judged.tally, is_equal=scenario.name == "A/A"),
         "others": {
-            name: {"rolled_back": _share(np.array(found) >= 0), "to_rollback": _times(np.array(found))}
-            for name, found in tally.others.items()
+            name: {"rolled_back": share_of(np.array(found) >= 0), "to_rollback": times_of(np.array(found))}
+            for name, found in judged.others.items()
         },
     }
 
 
-def _share(happened: NDArray[np.bool_]) -> dict[str, float]:
-    # Clopper and Pearson, "The use of confidence or fiducial limits", Biometrika 26(4), 1934.
-    count, size = int(happened.sum()), happened.size
-    lower = float(beta.ppf(0.05, count, size - count + 1)) if count else 0.0
-    upper = float(beta.ppf(0.95, count + 1, size - count)) if count < size else 1.0
-    return {"count": count, "of": size, "share": count / size, "lower": lower, "upper": upper}
-
-
-def _times(looks: NDArray[np.int64]) -> dict[str, float] | None:
-    """Return the times of the verdicts that happened."""
-    looks = looks[looks >= 0]
-    if not looks.size:
-        return None
-    median, late = np.quantile(looks + 1, [0.5, 0.95], method="higher")
-    return {
-        "median_requests": int(median) * PER_LOOK,
-        "p95_requests": int(late) * PER_LOOK,
-        "median_s": float(median * LOOK_S),
-        "p95_s": float(late * LOOK_S),
-    }
-
-
-def _first(happened: NDArray[np.bool_]) -> list[int]:
-    found: list[int] = np.where(happened.any(axis=1), happened.argmax(axis=1), -1).tolist()
-    return found
-
-
-def _add_worse(tally: Tally, look: Look) -> None:
-    flags = {name: finding.is_worse for name, finding in look.findings.items()}
-    flags |= {f"guard of {name}": is_over for name, is_over in look.guards.items()}
-    for name, is_worse in flags.items():
-        count = int(is_worse.any(axis=1).sum())
-        if count:
-            tally.worse[name] = tally.worse.get(name, 0) + count
-
-
-def write_records(path: Path, done: Sequence[tuple[Scenario, Tally]], seed: int) -> None:
+def write_records(path: Path, done: Sequence[tuple[Scenario, Judged]], seed: int) -> None:
     """Write a line for each rollout, in the order in which they were drawn.
 
     It has the looks that would fail and pass it, -1 for never.
@@ -241,9 +181,9 @@ def write_records(path: Path, done: Sequence[tuple[Scenario, Tally]], seed: int)
             "per_look": PER_LOOK,
         }
         file.write(msgspec.json.encode(header) + b"\n")
-        for scenario, tally in done:
+        for scenario, judged in done:
             file.write(msgspec.json.encode(asdict(scenario)) + b"\n")
-            for one in zip(tally.failed_at, tally.passed_at, strict=True):
+            for one in zip(judged.tally.failed_at, judged.tally.passed_at, strict=True):
                 file.write(msgspec.json.encode(one) + b"\n")
 
 
@@ -261,11 +201,11 @@ def write_requests(path: Path, seed: int, kinds: Sequence[Scenario]) -> None:
 def study(share: float = 1.0, *, seed: int = SEED) -> Path:
     """Run every scenario, write the result and its records, and print; return the result's path."""
     console, began, done = Console(), environment(), []
-    with ProcessPoolExecutor() as pool:
+    with processes() as pool:
         planned = scenarios(share)
-        for scenario, tally in zip(planned, pool.map(partial(run, seed=seed), planned), strict=True):
-            done.append((scenario, tally))
-            found = figures_of(scenario, tally)
+        for scenario, judged in zip(planned, pool.map(partial(run, seed=seed), planned), strict=True):
+            done.append((scenario, judged))
+            found = figures_of(scenario, judged)
             console.print(
                 f"{scenario.name}, {scenario.model}, spread {scenario.spread:g}: {found['rolled_back']}, "
                 f"{found['to_rollback']}, passed {found['passed']['share']:.3f}",
@@ -278,6 +218,7 @@ def study(share: float = 1.0, *, seed: int = SEED) -> Path:
         "spec": SPEC.model_dump(mode="json"),
         "look_s": LOOK_S,
         "requests_per_look": PER_LOOK,
+        "look_every": LOOK_EVERY,
         "scenarios": [figures_of(*one) for one in done],
     }
     path = write_result("gate_trials", result)

@@ -1,73 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evidence of all requests so far: sums by arm, metric, stratum and scale of time, without any single request.
+"""The evidence of all requests so far: sums by arm, metric, block of time and key, without any single request.
 
-It is JSON, so that a controller can write it down and go on after a restart; what has been added at one time gives the
-same sums in whatever portions it came, but for the reference of `slow`, which is what was known before a portion. A
-look costs as much as there are strata and doublings of the time (`clients.rollout_gate.blocks`). It belongs to one
-split of the traffic: begin anew with each, as the hour changes both the split and the latencies, and would look like a
-difference between the arms.
+It is JSON, so that a controller can write it down and go on after a restart. It belongs to one split of the traffic:
+begin anew with each, as the hour changes both the split and the latencies, and would look like a difference between the
+arms. A look costs as much as there are blocks (`clients.rollout_gate.sums.block_list.MAX_BLOCKS`).
 """
 
-import math
+import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from clients.rollout_gate.blocks import Blocks, Sums, Timeline
-from clients.rollout_gate.fading import BLOCKS_PER_FADE, Differences, Times, differences_of, own_variance
-from clients.rollout_gate.findings import Counts, Level, Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.mean_test import Floats
-from clients.rollout_gate.metrics import METRICS, Reference
-from clients.rollout_gate.score_test import BETS, gains
+from clients.rollout_gate.metrics import LOGARITHMS, METRICS
+from clients.rollout_gate.pairs import Pairs
+from clients.rollout_gate.sample import Counts, Level, Run, Sample, Scores
+from clients.rollout_gate.statistics.fading import BLOCKS_PER_FADE, Times
+from clients.rollout_gate.statistics.groups import group_of
+from clients.rollout_gate.statistics.mean_test import Floats
+from clients.rollout_gate.statistics.rows import unit_bucket
+from clients.rollout_gate.sums.mean_sums import MeanSums
+from clients.rollout_gate.sums.sums_json import read_into
+from clients.rollout_gate.sums.sums_json import written as written_sums
+from clients.rollout_gate.sums.timeline import Timeline
+from clients.rollout_gate.traffic_sums import Portion, TrafficSums
 from ensemble_configs.split.outcome import Outcome
-from trireme.base.errors import SpecError
-
-_WITHIN = ("freedom", "m2", "weight")
-MIN_SLOW_REFERENCE = 30  # requests of the baseline in a stratum, before its mean says what is slow there
+from trireme.base.errors import RequestError, SpecError
 
 
-class Count(msgspec.Struct):
-    """The number of events, and of requests that could have been an event."""
-
-    events: int = 0
-    num: int = 0
-
-
-class Pairs(msgspec.Struct):
-    """The sums of scores that both arms got for one prompt (`clients.rollout_gate.findings.Scores`)."""
-
-    num: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    against_no_worse: list[float] = msgspec.field(default_factory=lambda: [0.0] * BETS.size)
-    against_worse: list[float] = msgspec.field(default_factory=lambda: [0.0] * BETS.size)
-
-
-class Arm(msgspec.Struct):
-    """The sums of one arm by metric; the means by stratum, too."""
-
-    num_requests: int = 0
-    means: dict[str, dict[int, Sums]] = {}
-    counts: dict[str, Count] = {}
-
-
-class Evidence(msgspec.Struct, forbid_unknown_fields=True):
-    """The sums of all requests so far.
+class Kept(msgspec.Struct, forbid_unknown_fields=True):
+    """The evidence as it is kept.
 
     Attributes:
         settings: settings of the spec on which the sums depend.
-        timeline: differences of the arms, block of time by block of time.
+        num_requests: of the candidate and the baseline.
+        sums: of all metrics, as `clients.rollout_gate.sums.sums_json` writes them.
+        pairs: scores of held-out prompts, by metric.
+        tenants: names of the groups that are tenants.
         prompts: by name of a held-out prompt, the arm that has answered and its score; None: both have.
     """
 
     settings: dict[str, float | None]
-    candidate: Arm
-    baseline: Arm
+    num_requests: tuple[int, int]
     timeline: Timeline
+    sums: dict[str, Any]
     pairs: dict[str, Pairs] = {}
+    tenants: list[str] = []
     prompts: dict[str, tuple[str, float] | None] = {}
+
+
+class Evidence:
+    """The evidence while it is added to or looked at.
+
+    Args:
+        spec: settings.
+    """
+
+    def __init__(self, spec: GateSpec) -> None:
+        self.num_requests = (0, 0)
+        self.timeline = Timeline()
+        self.sums = TrafficSums(spec)
+        self.pairs: dict[str, Pairs] = {}
+        self.tenants: list[str] = []
+        self.prompts: dict[str, tuple[str, float] | None] = {}
+
+    def until_now(self) -> "Evidence":
+        """Return a copy for a look, in which the open block is closed if it is full."""
+        if not self.timeline.is_full:
+            return self
+        found = copy.deepcopy(self)  # closed blocks are shared: nothing changes them
+        found.sums.close()
+        found.timeline.close()
+        return found
 
 
 def settings_of(spec: GateSpec) -> dict[str, float | None]:
@@ -77,6 +83,12 @@ def settings_of(spec: GateSpec) -> dict[str, float | None]:
         "slow_factor": spec.slow_factor,
         "fade_s": spec.fade_s,
         "effects.quality": spec.effects.quality,
+        # The bounds of figures depend on them.
+        **{
+            f"effects.{name}": float(getattr(spec.effects, name))
+            for name, metric in METRICS.items()
+            if metric.kind in LOGARITHMS
+        },
     }
 
 
@@ -86,28 +98,44 @@ def read(evidence: Mapping[str, object] | None, spec: GateSpec) -> Evidence:
     Raises:
         SpecError: it is not evidence, or it was gathered with other settings.
     """
+    found = Evidence(spec)
     if evidence is None:
-        blocks = {name: Blocks() for name, metric in METRICS.items() if metric.is_in_blocks}
-        return Evidence(settings_of(spec), Arm(), Arm(), Timeline(blocks=blocks))
+        return found
     try:
-        found = msgspec.convert(evidence, Evidence, str_keys=True)
-    except msgspec.ValidationError as exc:
+        kept = msgspec.convert(evidence, Kept, str_keys=True)
+        _check_settings(kept.settings, spec)
+        read_into(found.sums, kept.sums)
+    except (msgspec.ValidationError, KeyError, ValueError, TypeError, IndexError) as exc:
         raise SpecError(
             f"the evidence cannot be read: {exc}; begin the step anew, with none", field="evidence"
         ) from exc
-    for name, value in settings_of(spec).items():
-        if found.settings.get(name) != value:
-            raise SpecError(
-                f"the evidence was gathered with {name} {found.settings.get(name)}, and the spec has {value}; begin "
-                "the step anew, with none",
-                field=name,
-            )
+    found.num_requests, found.timeline = kept.num_requests, kept.timeline
+    found.pairs, found.tenants, found.prompts = kept.pairs, kept.tenants, kept.prompts
     return found
 
 
-def written(evidence: Evidence) -> dict[str, object]:
+def _check_settings(settings: Mapping[str, float | None], spec: GateSpec) -> None:
+    for name, value in settings_of(spec).items():
+        if settings.get(name) != value:
+            raise SpecError(
+                f"the evidence was gathered with {name} {settings.get(name)}, and the spec has {value}; begin the "
+                "step anew, with none",
+                field=name,
+            )
+
+
+def written(evidence: Evidence, spec: GateSpec) -> dict[str, object]:
     """Return the evidence in JSON's types."""
-    found: dict[str, object] = msgspec.to_builtins(evidence, str_keys=True)
+    kept = Kept(
+        settings_of(spec),
+        evidence.num_requests,
+        evidence.timeline,
+        written_sums(evidence.sums),
+        evidence.pairs,
+        evidence.tenants,
+        evidence.prompts,
+    )
+    found: dict[str, object] = msgspec.to_builtins(kept, str_keys=True)
     return found
 
 
@@ -116,119 +144,104 @@ def add(evidence: Evidence, outcomes: Sequence[tuple[bool, Outcome]], spec: Gate
 
     An outcome that names a prompt is of the held-out set: it tells of quality, once for each prompt, and of no traffic.
     """
-    reference = Reference(spec.ttft_target_ms, slow_limits_ms(evidence.baseline, spec))
-    if any(not outcome.prompt for _, outcome in outcomes):
-        evidence.timeline.reach(at_s, spec.fade_s / BLOCKS_PER_FADE)
+    traffic = [(is_candidate, each) for is_candidate, each in outcomes if not each.prompt]
+    if traffic:
+        if evidence.timeline.reach(at_s, spec.fade_s / BLOCKS_PER_FADE):
+            evidence.sums.close()
+            evidence.timeline.close()
+        num_candidate = sum(is_candidate for is_candidate, each in traffic if not each.is_feedback)
+        num_baseline = sum(not is_candidate for is_candidate, each in traffic if not each.is_feedback)
+        evidence.timeline.count(num_candidate, num_baseline)
+        known = evidence.num_requests
+        evidence.num_requests = (known[0] + num_candidate, known[1] + num_baseline)
+        evidence.sums.add(_portion(traffic, spec, evidence.timeline.last_s, evidence.tenants))
     for is_candidate, outcome in outcomes:
         if outcome.prompt:
-            _pair(evidence, is_candidate, outcome, reference, spec)
-        else:
-            _add_one(evidence, is_candidate, outcome, reference)
+            _pair(evidence, is_candidate, outcome, spec)
 
 
-def slow_limits_ms(baseline: Arm, spec: GateSpec) -> dict[int, float]:
-    """Return the TTFT from which a request is slow, by stratum, in milliseconds.
-
-    Strata without enough requests of the baseline are left out.
-    """
-    known = baseline.means.get("ttft", {})
-    return {
-        stratum: spec.slow_factor * math.exp(sums.mean)
-        for stratum, sums in known.items()
-        if sums.num >= MIN_SLOW_REFERENCE
-    }
-
-
-def _add_one(evidence: Evidence, is_candidate: bool, outcome: Outcome, reference: Reference) -> None:
-    arm = evidence.candidate if is_candidate else evidence.baseline
-    if not outcome.is_feedback:
-        arm.num_requests += 1
-        evidence.timeline.count(is_candidate=is_candidate)
+def _portion(traffic: Sequence[tuple[bool, Outcome]], spec: GateSpec, at_s: float, tenants: list[str]) -> Portion:
+    values, work = {}, {}
     for name, metric in METRICS.items():
-        if outcome.is_feedback and name != "disliked":
+        if metric.kind in ("score", "groups") or metric.far_over:
             continue
-        value = None if metric.kind == "score" else metric.of(outcome, reference)
-        if value is None:
+        only = [name == "disliked" or not each.is_feedback for _, each in traffic]
+        found = [metric.of(each, spec) if is_of else None for (_, each), is_of in zip(traffic, only, strict=True)]
+        if metric.is_optional and all(value is None for value in found):
             continue
-        if metric.is_in_blocks:
-            evidence.timeline.blocks[name].add(value, outcome.stratum, is_candidate=is_candidate)
-        if metric.kind == "log_mean":
-            arm.means.setdefault(name, {}).setdefault(outcome.stratum, Sums()).add(value)
-        else:
-            count = arm.counts.setdefault(name, Count())
-            count.events += int(value)
-            count.num += 1
+        values[name] = np.array([np.nan if value is None else value for value in found])
+        if metric.work is not None:
+            work[name] = np.array([metric.work(each) for _, each in traffic])
+    return Portion(
+        values,
+        work,
+        np.array([is_candidate for is_candidate, _ in traffic]),
+        np.array([unit_bucket(each.unit) for _, each in traffic]),
+        np.array([group_of(each.stratum, each.tenant, tenants) for _, each in traffic]),
+        np.full(len(traffic), at_s),
+    )
 
 
-def _pair(evidence: Evidence, is_candidate: bool, outcome: Outcome, reference: Reference, spec: GateSpec) -> None:
-    score = METRICS["quality"].of(outcome, reference)
+def _pair(evidence: Evidence, is_candidate: bool, outcome: Outcome, spec: GateSpec) -> None:
+    score = METRICS["quality"].of(outcome, spec)
     arm = "candidate" if is_candidate else "baseline"
     known = evidence.prompts.get(outcome.prompt, ("", 0.0))
     if score is None or known is None:
         return
+    if not 0 <= score <= 1:
+        raise RequestError(
+            f"score must be 0 to 1, got {score!r} for prompt {outcome.prompt!r}", field="score", value=score
+        )
     other, other_score = known
     if other in ("", arm):  # asked again: the newest answer counts
         evidence.prompts[outcome.prompt] = (arm, score)
         return
     evidence.prompts[outcome.prompt] = None
     difference = score - other_score if is_candidate else other_score - score
-    pairs = evidence.pairs.setdefault("quality", Pairs())
-    no_worse, worse = gains(np.array(difference), spec.effects.quality)
-    pairs.num += 1
-    pairs.total += difference
-    pairs.squares += difference**2
-    pairs.against_no_worse = (np.array(pairs.against_no_worse) + no_worse).tolist()
-    pairs.against_worse = (np.array(pairs.against_worse) + worse).tolist()
+    evidence.pairs.setdefault("quality", Pairs()).add(difference, spec.effects.quality)
 
 
 def sample_of(evidence: Evidence) -> Sample:
     """Return the sums as the tests take them; arrays have no leading dimensions."""
-    arms = (evidence.candidate, evidence.baseline)
-    timeline = evidence.timeline.until_now()
-    levels, counts = {}, {}
-    for name, metric in METRICS.items():
-        if metric.kind == "log_mean" and any(name in arm.means for arm in arms):
-            levels[name] = (_level(arms[0], name), _level(arms[1], name))
-        if any(name in arm.counts for arm in arms):
-            found = [arm.counts.get(name, Count()) for arm in arms]
-            counts[name] = Counts(_floats([one.events for one in found]), _floats([one.num for one in found]))
-    scores = {
-        name: Scores(
-            np.array(float(pairs.num)),
-            np.array(pairs.total),
-            np.array(pairs.squares),
-            _floats(pairs.against_no_worse),
-            _floats(pairs.against_worse),
-        )
-        for name, pairs in evidence.pairs.items()
-    }
+    found = evidence.until_now()
+    num_requests = np.array(evidence.num_requests, dtype=np.float64)
+    elapsed_s, num_blocks = np.array(found.timeline.elapsed_s), np.array(float(found.timeline.num_closed))
+    scores = {name: one.scores() for name, one in evidence.pairs.items()}
+    return sample_of_sums(found.sums, num_requests, Times(elapsed_s, num_blocks), scores, evidence.tenants)
+
+
+def sample_of_sums(
+    sums: TrafficSums,
+    num_requests: Floats,
+    times: Times,
+    scores: Mapping[str, Scores],
+    tenants: Sequence[str] = (),
+) -> Sample:
+    """Return sums of traffic as the tests take them."""
+    means = {name: one for name, one in sums.means.items() if one.is_fitted and one.sums.num.any()}
+    events = {name: one for name, one in sums.events.items() if one.num.any()}
+    in_blocks = {name: one.blocks.differences() for name, one in events.items() if one.blocks is not None}
     return Sample(
-        num_requests=_floats([arm.num_requests for arm in arms]),
-        times=Times(np.array(timeline.elapsed_s), np.array(float(timeline.num_closed))),
-        levels=levels,
-        differences={name: _differences(one) for name, one in timeline.blocks.items() if name in {**levels, **counts}},
-        counts=counts,
+        num_requests=num_requests,
+        times=times,
+        levels={name: (_level(one, 0), _level(one, 1)) for name, one in means.items()},
+        differences={name: one.differences() for name, one in means.items()} | in_blocks,
+        counts={name: Counts(one.events, one.num) for name, one in events.items()},
         scores=scores,
+        spreads={name: one.spread() for name, one in means.items()}
+        | {name: one.spread() for name, one in events.items()},
+        incidents={name: one.incidents for name, one in events.items() if not METRICS[name].is_two_sided},
+        groups={
+            f"{name}_of_some": differences
+            for name, one in means.items()
+            if (differences := one.in_groups()) is not None
+        },
+        tenants=tenants,
+        plain={name: one.plain() for name, one in means.items()},
+        runs={name: Run(one.run, one.run_began_s) for name, one in events.items()},
     )
 
 
-def _level(arm: Arm, name: str) -> Level:
-    known = arm.means.get(name, {}).values()
-    num = sum(one.num for one in known)
-    return Level(np.array(float(num)), np.array(sum(one.num * one.mean for one in known) / max(num, 1)))
-
-
-def _differences(blocks: Blocks) -> Differences:
-    within = [[_floats([getattr(arm, name) for arm in arms]) for arms in blocks.within.values()] for name in _WITHIN]
-    freedom, m2, weight = (np.array(one).reshape(-1, 2) for one in within)
-    return differences_of(
-        np.array(blocks.total),
-        np.array(blocks.weight),
-        own_variance(freedom, m2, weight),
-        num_pairs=_floats([scale.num for scale in blocks.scales]),
-        squares=_floats([scale.squares for scale in blocks.scales]),
-    )
-
-
-def _floats(values: Sequence[float]) -> Floats:
-    return np.array(values, dtype=np.float64)
+def _level(sums: MeanSums, arm: int) -> Level:
+    num = sums.sums.num[..., arm]
+    return Level(num, sums.total[..., arm] / np.maximum(num, 1))

@@ -5,75 +5,32 @@ Arrays have any leading dimensions: one rollout, or all looks of ten thousand si
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.special import ndtri
 
-from clients.rollout_gate.count_test import excess_bound, log_evidence_over
-from clients.rollout_gate.fading import (
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
+from clients.rollout_gate.sample import Counts, Sample, Scores, Truths
+from clients.rollout_gate.statistics.clusters import Spread
+from clients.rollout_gate.statistics.count_test import excess_bound, log_evidence_over
+from clients.rollout_gate.statistics.fading import (
     MIN_BLOCKS,
-    NONE_OF_MEANS,
-    NONE_OF_SHARES,
-    Differences,
-    Times,
+    PRIOR_OF_MEANS,
+    PRIOR_OF_SHARES,
     allowed,
     chance,
     inflations,
     sizes,
 )
-from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.mean_test import Floats, tuning
-from clients.rollout_gate.mean_test import log_evidence as log_evidence_of_mean
-from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
-from clients.rollout_gate.score_test import log_evidence
+from clients.rollout_gate.statistics.groups import NUM_GROUPS
+from clients.rollout_gate.statistics.mean_test import Floats, as_normal, student_quantile, tuning
+from clients.rollout_gate.statistics.mean_test import log_evidence as log_evidence_of_mean
+from clients.rollout_gate.statistics.score_test import log_evidence
 
-Truths = NDArray[np.bool_]
-
-
-class Level(NamedTuple):
-    """The values of a `log_mean` in one arm: [...] their number and their mean."""
-
-    num: Floats
-    mean: Floats
-
-
-class Counts(NamedTuple):
-    """The [..., 2] events of the candidate and the baseline, and requests that could have been one."""
-
-    events: Floats
-    num: Floats
-
-
-class Scores(NamedTuple):
-    """The pairs of scores: [...] number, sum of differences, sum of squares, and [..., bets] what bets won."""
-
-    num: Floats
-    total: Floats
-    squares: Floats
-    against_no_worse: Floats
-    against_worse: Floats
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Sums over all requests so far, by metric; a metric that is in none of the tables has no data.
-
-    Attributes:
-        num_requests: [..., 2] requests of the candidate and the baseline.
-        times: how long it has been.
-        levels: levels of each `log_mean` in both arms.
-        differences: differences of metrics that are looked at in blocks of time.
-    """
-
-    num_requests: Floats
-    times: Times
-    levels: Mapping[str, tuple[Level, Level]] = field(default_factory=dict)
-    differences: Mapping[str, Differences] = field(default_factory=dict)
-    counts: Mapping[str, Counts] = field(default_factory=dict)
-    scores: Mapping[str, Scores] = field(default_factory=dict)
+_CONTRADICTION = 2.0  # standard errors
+_LEAST_OF_GROUP = 30  # requests of each arm: a mean of fewer bounded figures is not normal
 
 
 class Finding(NamedTuple):
@@ -96,7 +53,7 @@ class Alike(NamedTuple):
     """The correlation of requests near in time in a metric; both fields are [..., excesses].
 
     Attributes:
-        weights: posterior weight of each of `clients.rollout_gate.fading.EXCESSES`.
+        weights: posterior weight of each of `clients.rollout_gate.statistics.fading.EXCESSES`.
         inflations: growth of the variance with each excess.
     """
 
@@ -106,8 +63,8 @@ class Alike(NamedTuple):
 
 def alike_of(name: str, sample: Sample, spec: GateSpec) -> Alike:
     """Return how alike requests near in time are in a metric, by the blocks so far."""
-    none = NONE_OF_MEANS if METRICS[name].kind == "log_mean" else NONE_OF_SHARES
-    weights = sizes(sample.differences[name], sample.times, spec.fade_s, none)
+    prior = PRIOR_OF_MEANS if METRICS[name].kind == "log_mean" else PRIOR_OF_SHARES
+    weights = sizes(sample.differences[name], sample.times, spec.fade_s, prior)
     return Alike(weights, inflations(sample.times, spec.fade_s))
 
 
@@ -118,6 +75,8 @@ def findings_of(sample: Sample, spec: GateSpec) -> dict[str, Finding]:
     for name, metric in METRICS.items():
         if metric.kind == "log_mean" and name in sample.differences:
             found[name] = of_difference(name, sample, is_enough, spec)
+        elif name in sample.groups:
+            found[name] = of_groups(name, sample, is_enough, spec)
         elif name in sample.counts:
             found[name] = of_counts(name, sample, is_enough, spec)
         elif name in sample.scores:
@@ -136,68 +95,137 @@ def alpha_of_side(name: str, spec: GateSpec) -> float:
     return alpha_of(name, spec) / (2 if METRICS[name].is_two_sided else 1)
 
 
-def chance_of_more(estimate: Floats, information: Floats, alike: Alike, effect: float, alpha: float) -> Floats:
+def chance_of_more(
+    estimate: Floats, information: Floats, alike: Alike, effect: float, alpha: float, spread: Spread | None = None
+) -> Floats:
     """Return the [...] chance that explains an estimate so far over zero.
 
     The boundary is tuned to `effect` and `alpha`.
 
     Args:
         information: [...] for independent requests.
+        spread: over keys; None: requests are independent, or what they share fades.
     """
-    known = information[..., np.newaxis] / alike.inflations
-    return chance(alike.weights, log_evidence_of_mean(estimate[..., np.newaxis], known, tuning(effect, alpha)))
+    known, freedom = information[..., np.newaxis] / alike.inflations, None
+    if spread is not None:
+        known, freedom = known / spread.inflation[..., np.newaxis], spread.freedom[..., np.newaxis]
+    return chance(alike.weights, log_evidence_of_mean(estimate[..., np.newaxis], known, tuning(effect, alpha), freedom))
 
 
 def of_difference(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
     """Return the finding of a `log_mean`; without `min_requests` and `MIN_BLOCKS` neither worse nor fine."""
     alike = alike_of(name, sample, spec)
     estimate, information = sample.differences[name].estimate, sample.differences[name].information
-    effect, alpha = effect_of(name, spec), alpha_of_side(name, spec)
+    effect, alpha, spread = effect_of(name, spec), alpha_of_side(name, spec), sample.spread(name)
     fails = allowed(alpha, sample.times, spec.fade_s)
     passes = allowed(spec.pass_alpha, sample.times, spec.fade_s)
-    is_worse = (chance_of_more(estimate, information, alike, effect, alpha) < fails) & (estimate >= effect / 2)
-    is_fine = chance_of_more(effect - estimate, information, alike, effect, spec.pass_alpha) < passes
+    levels = sample.levels[name]
+    is_enough = is_enough & (np.minimum(levels[0].num, levels[1].num) >= spec.min_requests)
+    is_worse = chance_of_more(estimate, information, alike, effect, alpha, spread) < fails
+    is_worse &= estimate >= effect / 2
+    is_fine = chance_of_more(effect - estimate, information, alike, effect, spec.pass_alpha, spread) < passes
     if METRICS[name].is_two_sided:
-        is_less = chance_of_more(-estimate, information, alike, effect, alpha) < fails
+        is_less = chance_of_more(-estimate, information, alike, effect, alpha, spread) < fails
         is_worse |= is_less & (estimate <= -effect / 2)
-        is_fine &= chance_of_more(effect + estimate, information, alike, effect, spec.pass_alpha) < passes
+        is_fine &= chance_of_more(effect + estimate, information, alike, effect, spec.pass_alpha, spread) < passes
+    is_fine &= ~is_contradicted(name, sample, spec)
     return Finding(estimate, is_worse & is_enough, is_fine & is_enough, information > 0)
 
 
-def of_counts(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
-    """Return the finding of a `share`.
+def is_contradicted(name: str, sample: Sample, spec: GateSpec) -> Truths:
+    """Return whether [...] the plain mean of a `log_mean` is worse by half the effect size, beyond its own error.
 
-    Where its events are independent it can be worse after any number of requests: its test is exact.
+    Bounded figures show little of what happens to a part of the requests. The plain mean decides nothing, for a tail
+    may be all of it; yet while it speaks against the candidate, that is no pass.
     """
+    if name not in sample.plain:
+        return np.zeros(sample.num_requests.shape[:-1], bool)
+    alike, (estimate, information) = alike_of(name, sample, spec), sample.plain[name]
+    grown = (alike.weights * alike.inflations).sum(axis=-1) * sample.spread(name).inflation
+    worse = np.abs(estimate) if METRICS[name].is_two_sided else estimate
+    is_much = worse >= effect_of(name, spec) / 2
+    return np.asarray(is_much & (worse * np.sqrt(information / grown) >= _CONTRADICTION))
+
+
+def of_groups(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
+    """Return the finding of the group that is likeliest worse; no pass waits for it."""
+    groups = sample.groups[name]
+    is_worse = worse_groups(name, sample, spec)
+    chances = chances_of_groups(name, sample, spec)
+    worst = chances.argmin(axis=-1)[..., np.newaxis]
+    estimate = np.take_along_axis(groups.estimate, worst, axis=-1)[..., 0]
+    has_data = groups.information.max(axis=-1) > 0
+    return Finding(estimate, is_worse.any(axis=-1) & is_enough, np.zeros_like(has_data), has_data)
+
+
+def worse_groups(name: str, sample: Sample, spec: GateSpec) -> Truths:
+    """Return which groups are worse: [..., groups]. The chance of a false alarm is split over all that there may be."""
+    groups = sample.groups[name]
+    limit = allowed(alpha_of(name, spec) / NUM_GROUPS, sample.times, spec.fade_s)[..., np.newaxis]
+    is_many = groups.num.min(axis=-1) >= _LEAST_OF_GROUP
+    is_much = groups.estimate >= effect_of(name, spec) / 2
+    return np.asarray(is_many & is_much & (chances_of_groups(name, sample, spec) < limit))
+
+
+def chances_of_groups(name: str, sample: Sample, spec: GateSpec) -> Floats:
+    """Return the chance that explains that a group is worse: [..., groups].
+
+    What requests near in time share makes up the less of a group's variance, the fewer of them are the group's.
+    """
+    groups, alike = sample.groups[name], alike_of(name.removesuffix("_of_some"), sample, spec)
+    levels = sample.levels[name.removesuffix("_of_some")]
+    part = groups.num.sum(axis=-1) / np.maximum(levels[0].num + levels[1].num, 1.0)[..., np.newaxis]
+    inflation = 1 + (alike.inflations[..., np.newaxis, :] - 1) * np.minimum(part, 1.0)[..., np.newaxis]
+    own = Alike(alike.weights[..., np.newaxis, :], inflation)
+    alpha = alpha_of(name, spec) / NUM_GROUPS
+    return chance_of_more(groups.estimate, groups.information, own, effect_of(name, spec), alpha, groups.spread)
+
+
+def of_counts(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
+    """Return the finding of a `share`."""
     counts, effect = sample.counts[name], effect_of(name, spec)
     events, num = counts
     has_data = num.min(axis=-1) > 0
     share = num[..., 0] / np.maximum(num.sum(axis=-1), 1.0)
     rates = events / np.maximum(num, 1.0)
     estimate = np.where(has_data, rates[..., 0] - rates[..., 1], 0.0)
-    more = log_evidence_over(events[..., 0], events[..., 1], share)
-    is_worse = is_proof(name, more, sample, spec) & (estimate >= effect / 2)
+    is_worse = is_proof(name, share, sample, spec, of_candidate=True) & (estimate >= effect / 2)
     independent = effective(name, sample, spec)
     is_fine = has_data & (excess_bound(independent.events, independent.num, effect, spec.pass_alpha) < effect)
     if METRICS[name].is_two_sided:
-        fewer = log_evidence_over(events[..., 1], events[..., 0], 1 - share)
-        is_worse |= is_proof(name, fewer, sample, spec) & (estimate <= -effect / 2)
+        is_worse |= is_proof(name, share, sample, spec, of_candidate=False) & (estimate <= -effect / 2)
         turned = excess_bound(independent.events[..., ::-1], independent.num[..., ::-1], effect, spec.pass_alpha)
         is_fine &= turned < effect
     return Finding(estimate, is_worse & has_data, is_fine & is_enough, has_data)
 
 
-def is_proof(name: str, log_evidence: Floats, sample: Sample, spec: GateSpec) -> Truths:
-    """Return whether [...] the evidence about a `share` proves it, also where events are not independent.
+def is_proof(name: str, share: Floats, sample: Sample, spec: GateSpec, *, of_candidate: bool) -> Truths:
+    """Return whether [...] one arm has proven more events, also where these come together or share their keys.
 
-    The evidence is that for independent events.
+    Args:
+        share: [...] the candidate's share of requests.
+        of_candidate: False: of the baseline.
     """
-    alpha = alpha_of_side(name, spec)
-    if name not in sample.differences:
-        return np.asarray(log_evidence >= math.log(1 / alpha))
-    alike = alike_of(name, sample, spec)
-    found = chance(alike.weights, log_evidence[..., np.newaxis] / alike.inflations)
-    return np.asarray(found < allowed(alpha, sample.times, spec.fade_s))
+    arm, other, part = (0, 1, share) if of_candidate else (1, 0, 1 - share)
+    events = sample.counts[name].events
+    evidence = log_evidence_over(events[..., arm], events[..., other], part)
+    found = np.exp(-over_keys(evidence, sample.spread(name)))
+    if METRICS[name].is_of_outages and name in sample.incidents:
+        incidents = sample.incidents[name].chance(share, sample.times.elapsed_s, of_candidate=of_candidate)
+        found = np.maximum(found, incidents)
+    if name in sample.differences:
+        alike = alike_of(name, sample, spec)
+        found = np.maximum(found, chance(alike.weights, evidence[..., np.newaxis] / alike.inflations))
+    return np.asarray(found < allowed(alpha_of_side(name, spec), sample.times, spec.fade_s))
+
+
+def over_keys(evidence: Floats, spread: Spread) -> Floats:
+    """Return the evidence that is left where requests share their keys; at least 0.
+
+    Evidence is about half of the square of a normal deviation, which few keys make one of Student's t.
+    """
+    deviation = np.sqrt(2 * np.maximum(evidence, 0.0) / spread.inflation)
+    return np.asarray(as_normal(deviation, np.broadcast_to(spread.freedom, deviation.shape)) ** 2 / 2)
 
 
 def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
@@ -207,12 +235,16 @@ def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
 
     Source: Rao and Scott, "A simple method for the analysis of clustered binary data", Biometrics 48(2), 1992.
     """
-    counts = sample.counts[name]
-    if name not in sample.differences:
-        return counts
-    alike = alike_of(name, sample, spec)
-    inflation = (alike.weights * alike.inflations).sum(axis=-1)[..., np.newaxis]
-    return Counts(counts.events / inflation, counts.num / inflation)
+    counts, spread = sample.counts[name], sample.spread(name)
+    tail = 1 - spec.pass_alpha / 2
+    # Few keys: as much as a normal quantile is less than that of Student's t.
+    inflation = spread.inflation * (student_quantile(tail, spread.freedom) / ndtri(tail)) ** 2
+    if METRICS[name].is_of_outages and name in sample.incidents:
+        inflation = np.maximum(inflation, sample.incidents[name].clumping(sample.times.elapsed_s))
+    if name in sample.differences:
+        alike = alike_of(name, sample, spec)
+        inflation = np.maximum(inflation, (alike.weights * alike.inflations).sum(axis=-1))
+    return Counts(counts.events / inflation[..., np.newaxis], counts.num / inflation[..., np.newaxis])
 
 
 def of_scores(name: str, scores: Scores, spec: GateSpec) -> Finding:

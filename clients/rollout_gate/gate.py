@@ -84,7 +84,7 @@ class Gate:
                 )
         found = read(evidence, self._spec)
         add(found, [(arms[outcome.arm], outcome) for outcome in outcomes], self._spec, at_s)
-        return written(found)
+        return written(found, self._spec)
 
     def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
         """Return what can be said by now.

@@ -4,11 +4,15 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from clients.rollout_gate.bounds import bounds_of
-from clients.rollout_gate.findings import Finding, Sample
-from clients.rollout_gate.forecast import Needed, needed
+from clients.rollout_gate.findings import Finding, chances_of_groups, is_contradicted, worse_groups
+from clients.rollout_gate.forecast import needed
 from clients.rollout_gate.gate_spec import GateSpec
-from clients.rollout_gate.metrics import METRICS, alpha_of
+from clients.rollout_gate.metrics import LOGARITHMS, METRICS, alpha_of
+from clients.rollout_gate.sample import Sample
+from clients.rollout_gate.statistics.groups import group_name
 from clients.rollout_gate.verdict import Look, Verdict, is_at_end
 
 METHOD = (
@@ -45,7 +49,7 @@ def _row(name: str, finding: Finding, sample: Sample, spec: GateSpec) -> dict[st
         "kind": metric.kind,
         "candidate": candidate,
         "baseline": baseline,
-        "change": _change(name, float(finding.estimate)),
+        "change": _change(name, _told(name, finding, sample, spec)),
         "lower": _change(name, lower),
         "upper": _change(name, upper),
         "effect": getattr(spec.effects, name),
@@ -55,6 +59,19 @@ def _row(name: str, finding: Finding, sample: Sample, spec: GateSpec) -> dict[st
         "is_optional": metric.is_optional,
         "needed_until_fail": to_go.until_fail,
         "needed_until_pass": to_go.until_pass,
+        "needed_keys": to_go.keys,
+        "groups": _worse_groups(name, sample, spec),
+    }
+
+
+def _worse_groups(name: str, sample: Sample, spec: GateSpec) -> dict[str, float]:
+    """Return the change of each group that is worse, by the group's name."""
+    if name not in sample.groups:
+        return {}
+    change = sample.groups[name].change
+    return {
+        group_name(int(group), sample.tenants): math.expm1(change[group])
+        for group in np.flatnonzero(worse_groups(name, sample, spec))
     }
 
 
@@ -73,9 +90,17 @@ def levels(name: str, sample: Sample) -> tuple[float | None, float | None]:
     return None, None
 
 
+def _told(name: str, finding: Finding, sample: Sample, spec: GateSpec) -> float:
+    # Of groups, the one that is likeliest worse.
+    if name in sample.groups:
+        return float(sample.groups[name].change[int(chances_of_groups(name, sample, spec).argmin())])
+    change = sample.differences[name].change if name in sample.differences else None
+    return float(finding.estimate if change is None else change)
+
+
 def _change(name: str, value: float | None) -> float | None:
     # Of logarithms a share of the baseline's.
-    if value is None or METRICS[name].kind != "log_mean":
+    if value is None or METRICS[name].kind not in LOGARITHMS:
         return value
     return math.expm1(value)
 
@@ -95,9 +120,25 @@ def reason_of(look: Look, sample: Sample, spec: GateSpec, verdict: Verdict) -> s
         if not metric.is_optional and not (name in look.findings and look.findings[name].is_fine)
     ]
     titles = ", ".join(METRICS[name].title for name in open_ones)
+    keys = [needed(name, sample, spec).keys for name in open_ones if name in sample.levels]
+    few = [num for num in keys if num is not None]
+    too_few = f"; keys are too few for a pass, which takes some {max(few)}: split without a key" if few else ""
+    unproven = f"nothing is proven yet about {titles}{_contradicted(open_ones, sample, spec)}"
     if is_at_end(sample, spec):
-        return f"hold: after max_requests ({spec.max_requests}) nothing is proven yet about {titles}"
-    return f"nothing is proven yet about {titles}{_outlook(open_ones, sample, spec)}"
+        return f"hold: after max_requests ({spec.max_requests}) {unproven}{too_few}"
+    return f"{unproven}{too_few or _outlook(open_ones, sample, spec)}"
+
+
+def _contradicted(open_ones: Sequence[str], sample: Sample, spec: GateSpec) -> str:
+    """Return of which metrics the plain mean speaks against a pass."""
+    found = {
+        METRICS[name].title: _change(name, float(sample.plain[name].estimate))
+        for name in open_ones
+        if name in sample.plain and is_contradicted(name, sample, spec)
+    }
+    return "".join(
+        f"; {title} {change:+.1%} on average, which stands against a pass" for title, change in found.items()
+    )
 
 
 def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec) -> list[str]:
@@ -111,8 +152,12 @@ def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec) -> list[str]:
     for name, finding in look.findings.items():
         if not finding.is_worse:
             continue
-        metric, change = METRICS[name], _change(name, float(finding.estimate)) or 0.0
-        if metric.kind == "log_mean":
+        metric, change = METRICS[name], _change(name, _told(name, finding, sample, spec)) or 0.0
+        if metric.kind == "groups":
+            base = METRICS[name.removesuffix("_of_some")].title
+            worse = _worse_groups(name, sample, spec).items()
+            found += [f"{base} of {group} {of_it:+.1%}, worse than chance explains" for group, of_it in worse]
+        elif metric.kind == "log_mean":
             found.append(f"{metric.title} {change:+.1%}, worse than chance explains")
         elif metric.kind == "share":
             candidate, baseline = levels(name, sample)
@@ -124,5 +169,7 @@ def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec) -> list[str]:
 
 def _outlook(open_ones: Sequence[str], sample: Sample, spec: GateSpec) -> str:
     known = [needed(name, sample, spec) for name in open_ones if name in sample.levels or name in sample.counts]
-    sizes = [size for size in (Needed(*one).until_pass for one in known) if size is not None]
-    return f"; a pass takes about {max(sizes)} requests of the candidate" if sizes else ""
+    sizes = [one.until_pass for one in known if one.until_pass is not None]
+    if not sizes or len(sizes) < len(open_ones):  # there is one of which nothing can be said
+        return ""
+    return f"; a pass takes about {max(sizes)} requests of the candidate"

@@ -19,10 +19,12 @@ class EffectSizes(Spec):
 
     ttft: Effect = Field(default=0.10, description="longer, as a share of the baseline's geometric mean")
     tpot: Effect = Field(default=0.05, description="longer, as a share of the baseline's geometric mean")
-    e2e_per_token: Effect = Field(default=0.10, description="longer, as a share of the baseline's geometric mean")
     output_tokens: Effect = Field(default=0.20, description="more, or as many times fewer, than the baseline's")
+    ttft_of_some: Effect = Field(default=0.25, description="longer, for one tenant or prompts of one length")
+    tpot_of_some: Effect = Field(default=0.25, description="longer, for one tenant or prompts of one length")
     ttft_over_target: Effect = Field(default=0.05, description="of all requests: more of them over the TTFT target")
-    slow: Effect = Field(default=0.01, description="of all requests: more of them far slower than the baseline's")
+    slow: Effect = Field(default=0.01, description="of all requests: more of them with a TTFT far over their like's")
+    slow_decode: Effect = Field(default=0.01, description="of all requests: more with a TPOT far over their like's")
     errors: Effect = Field(default=0.01, description="of all requests: more of them")
     empty: Effect = Field(default=0.01, description="of all answers: more of them without any text")
     looping: Effect = Field(default=0.01, description="of all answers: more of them that repeat themselves at the end")
@@ -57,7 +59,8 @@ class GateSpec(Spec):
         default=None, description="as `slo.ttft_ms` of the deployment; none: nothing is said about the target"
     )
     slow_factor: Annotated[Number, Field(ge=2, le=100)] = Field(
-        default=5.0, description="times the geometric mean of the baseline's TTFT for prompts of such a length: slow"
+        default=3.0,
+        description="times the TTFT or TPOT that the work explains, at least: slow; more where many are",
     )
     guard_share: Annotated[Number, Field(gt=0, lt=1)] = Field(
         default=0.05,

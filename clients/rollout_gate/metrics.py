@@ -5,28 +5,18 @@ A new metric is a row here, a field of `clients.rollout_gate.gate_spec.EffectSiz
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.statistics.work import decode_work, prefill_work, prompt_work
 from ensemble_configs.split.outcome import Outcome
 
 # log_mean: of a positive figure's logarithm, within strata; share: of requests to which something happened; score: of
-# prompts that both arms answered, in pairs.
-Kind = Literal["log_mean", "share", "score"]
-
-
-class Reference(NamedTuple):
-    """The figures that an outcome is compared with, known before it came.
-
-    Attributes:
-        ttft_target_ms: the deployment's target; None: it has none.
-        slow_ttft_ms: by stratum, the TTFT from which a request is slow; strata without a known baseline are left out.
-    """
-
-    ttft_target_ms: float | None
-    slow_ttft_ms: Mapping[int, float]
+# prompts that both arms answered, in pairs; groups: of a `log_mean`, by tenant and by length of prompt.
+Kind = Literal["log_mean", "share", "score", "groups"]
+LOGARITHMS = ("log_mean", "groups")  # kinds whose changes are logarithms
 
 
 @dataclass(frozen=True)
@@ -36,67 +26,81 @@ class Metric:
     Attributes:
         title: name in a report.
         of: the figure of one outcome, for `share` 0 or 1; None: the outcome says nothing about it.
+        work: what of a `log_mean` is taken out before the arms are compared; None: nothing.
         weight: part of `GateSpec.alpha`, beside the other rows' weights.
         is_two_sided: less is as bad as more.
         is_optional: not every rollout has it; it can fail one, and no pass waits for it.
+        bound: of a `log_mean`, in standard deviations: figures beyond count as much as one there.
         is_of_queue: events of the `share` come together while an arm's queue is long.
+        is_of_outages: events of the `share` come together while an arm, or what it needs, is out of order.
+        far_over: the `log_mean` of which an event of the `share` is a figure far over its like; "": no such event.
     """
 
     title: str
     kind: Kind
-    of: Callable[[Outcome, Reference], float | None]
+    of: Callable[[Outcome, GateSpec], float | None]
+    work: Callable[[Outcome], tuple[float, ...]] | None = None
     weight: float = 1.0
     is_two_sided: bool = False
     is_optional: bool = False
     is_of_queue: bool = False
+    is_of_outages: bool = False
+    far_over: str = ""
+    bound: float = 1.5
 
     @property
-    def is_in_blocks(self) -> bool:
-        """Return whether requests near in time may be alike in the metric, which blocks of time tell."""
-        return self.kind == "log_mean" or self.is_of_queue
+    def num_features(self) -> int:
+        """Return the number of features of the work."""
+        return 0 if self.work is None else len(self.work(Outcome(arm="")))
 
 
 def _log(value: float | None) -> float | None:
     return math.log(value) if value is not None and value > 0 else None
 
 
-def _e2e_per_token(outcome: Outcome, _: Reference) -> float | None:
-    if outcome.error or outcome.e2e_ms is None or outcome.num_tokens < 1:
-        return None
-    return _log(outcome.e2e_ms / outcome.num_tokens)
+def _ttft(outcome: Outcome, _: GateSpec) -> float | None:
+    """Return the TTFT without the queue, where the server tells how long that was."""
+    if outcome.ttft_ms is None or outcome.queue_ms is None:
+        return _log(outcome.ttft_ms)
+    return _log(max(outcome.ttft_ms - outcome.queue_ms, outcome.prefill_ms or 0.0))
 
 
-def _output_tokens(outcome: Outcome, _: Reference) -> float | None:
+def _output_tokens(outcome: Outcome, _: GateSpec) -> float | None:
     return None if outcome.error else _log(outcome.num_tokens)
 
 
-def _over_target(outcome: Outcome, reference: Reference) -> float | None:
-    if outcome.ttft_ms is None or reference.ttft_target_ms is None:
+def _over_target(outcome: Outcome, spec: GateSpec) -> float | None:
+    if outcome.ttft_ms is None or spec.ttft_target_ms is None:
         return None
-    return float(outcome.ttft_ms > reference.ttft_target_ms)
+    return float(outcome.ttft_ms > spec.ttft_target_ms)
 
 
-def _slow(outcome: Outcome, reference: Reference) -> float | None:
-    limit_ms = reference.slow_ttft_ms.get(outcome.stratum)
-    return None if outcome.ttft_ms is None or limit_ms is None else float(outcome.ttft_ms > limit_ms)
+def _nothing(outcome: Outcome, spec: GateSpec) -> None:
+    """Return nothing: the metric follows from another one's sums."""
 
 
-def _cut(outcome: Outcome, _: Reference) -> float | None:
+def _cut(outcome: Outcome, _: GateSpec) -> float | None:
     return None if outcome.error or not outcome.finish_reason else float(outcome.finish_reason == "length")
 
 
 METRICS: dict[str, Metric] = {
-    "ttft": Metric("TTFT", "log_mean", lambda outcome, _: _log(outcome.ttft_ms), weight=5),
-    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), weight=6),
-    "e2e_per_token": Metric("end-to-end time per token", "log_mean", _e2e_per_token),
-    "output_tokens": Metric("output length", "log_mean", _output_tokens, is_two_sided=True),
+    "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=5),
+    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=6),
+    "output_tokens": Metric("output length", "log_mean", _output_tokens, prompt_work, is_two_sided=True, bound=4),
     "ttft_over_target": Metric(
-        "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True
+        "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True, is_of_outages=True
     ),
-    "slow": Metric("requests far slower than the baseline's", "share", _slow, weight=2, is_of_queue=True),
-    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=5),
-    "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty)),
-    "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping)),
+    "ttft_of_some": Metric("TTFT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
+    "tpot_of_some": Metric("TPOT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
+    "slow": Metric(
+        "first tokens far later than their like", "share", _nothing, weight=2, is_of_outages=True, far_over="ttft"
+    ),
+    "slow_decode": Metric(
+        "answers far slower than their like", "share", _nothing, weight=2, is_of_outages=True, far_over="tpot"
+    ),
+    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=5, is_of_outages=True),
+    "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty), weight=2),
+    "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping), weight=3),
     "cut": Metric("answers cut by their length", "share", _cut, is_two_sided=True),
     "disliked": Metric(
         "disliked answers",
@@ -127,6 +131,6 @@ def guard_alpha(spec: GateSpec) -> float:
 
 
 def effect_of(name: str, spec: GateSpec) -> float:
-    """Return the change from which a metric is too much worse: of `log_mean` as a logarithm, else as in the spec."""
+    """Return the change from which a metric is too much worse: of `LOGARITHMS` as a logarithm, else as in the spec."""
     effect = float(getattr(spec.effects, name))
-    return math.log1p(effect) if METRICS[name].kind == "log_mean" else effect
+    return math.log1p(effect) if METRICS[name].kind in LOGARITHMS else effect

@@ -11,11 +11,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.fading import FADES
-from clients.rollout_gate.findings import Finding, Sample, Truths, findings_of
+from clients.rollout_gate.findings import Finding, findings_of
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.guards import is_over_guard
 from clients.rollout_gate.metrics import GUARDED, METRICS
+from clients.rollout_gate.sample import Sample, Truths
+from clients.rollout_gate.statistics.fading import FADES
 
 Verdict = Literal["pass", "fail", "undecided", "no data"]
 
@@ -41,7 +42,7 @@ class Look(NamedTuple):
 def look_at(sample: Sample, spec: GateSpec) -> Look:
     """Judge the requests that have been seen so far."""
     findings = findings_of(sample, spec)
-    guards = {name: is_over_guard(sample.counts[name], spec) for name in GUARDED if name in sample.counts}
+    guards = {name: is_over_guard(name, sample, spec) for name in GUARDED if name in sample.counts}
     shape = sample.num_requests.shape[:-1]
     is_failed, is_passed = np.zeros(shape, bool), np.ones(shape, bool)
     for found in findings.values():

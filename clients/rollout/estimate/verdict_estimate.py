@@ -15,12 +15,12 @@ import numpy as np
 
 from clients.rollout.estimate.seen_traffic import SeenTraffic
 from clients.rollout.records.rollout_plan import Mode, Plan, gate_spec_of
-from clients.rollout_gate.blocks import BLOCK_REQUESTS
-from clients.rollout_gate.fading import BLOCKS_PER_FADE, FADES, Differences, Times
-from clients.rollout_gate.findings import Counts, Level, Sample
 from clients.rollout_gate.forecast import needed
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import METRICS
+from clients.rollout_gate.sample import Counts, Level, Sample
+from clients.rollout_gate.statistics.fading import BLOCKS_PER_FADE, FADES, Differences, Times
+from clients.rollout_gate.sums.timeline import BLOCK_REQUESTS
 from trireme.base.durations import duration
 
 _SOME = 1000.0  # requests of the candidate in the sample that is forecast from, at least
@@ -171,17 +171,20 @@ def _sample(traffic: SeenTraffic, part: float, spec: GateSpec) -> Sample:
     num, weight = np.array([some, some]), some / 2
     seconds = some / (traffic.per_s * part)
     block_s = max(spec.fade_s / BLOCKS_PER_FADE, seconds * BLOCK_REQUESTS / some)
-    nothing = np.zeros(0)
-    rates = {"errors": 0.0, "empty": 0.0, "looping": 0.0, "cut": 0.0, "slow": 0.0} | dict(traffic.shares)
+    num_blocks = 1 + seconds / block_s
+    # The blocks of requests that are independent of each other: metrics do not tell of more.
+    pairs = num_blocks / np.exp2(1 + np.arange(math.floor(math.log2(num_blocks))))
+    waited = {name: 0.0 for name, metric in METRICS.items() if metric.kind == "share" and not metric.is_optional}
+    rates = waited | dict(traffic.shares)
     return Sample(
         num_requests=num,
-        times=Times(np.array(seconds), np.array(1 + seconds / block_s)),
+        times=Times(np.array(seconds), np.array(num_blocks)),
         levels={
             name: (Level(num[0], np.array(one.mean)), Level(num[1], np.array(one.mean)))
             for name, one in traffic.spreads.items()
         },
         differences={
-            name: Differences(np.array(0.0), np.array(weight / max(one.sd, 1e-3) ** 2), nothing, nothing)
+            name: Differences(np.array(0.0), np.array(weight / max(one.sd, 1e-3) ** 2), pairs, pairs)
             for name, one in traffic.spreads.items()
         },
         counts={name: Counts(rate * num, num) for name, rate in rates.items()},

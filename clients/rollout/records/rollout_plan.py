@@ -11,7 +11,7 @@ import msgspec
 from clients.rollout.records.held_out import HeldOut
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import alpha_of
-from clients.rollout_gate.score_test import least_pairs
+from clients.rollout_gate.statistics.score_test import least_pairs
 from ensemble_configs.spec.validation import validate
 from trireme.base.errors import RequestError, SpecError
 

@@ -31,7 +31,7 @@ WIDE_OPEN, DEFAULT_GATE = "wide open", "default"
 GATE = {
     "min_requests": 50,
     "fade_s": 0.5,
-    "effects": dict.fromkeys(("ttft", "tpot", "e2e_per_token"), 0.9)
+    "effects": dict.fromkeys(("ttft", "tpot", "ttft_of_some", "tpot_of_some"), 0.9)
     | dict.fromkeys(("output_tokens", "cut"), 0.5)
     | dict.fromkeys(("errors", "empty", "looping"), 0.1)
     | {"slow": 0.2},

@@ -11,20 +11,22 @@ import pytest
 from scipy.stats import binom, mannwhitneyu
 
 from benchmarks.rollout_gate.gate_comparators import _mann_whitney
-from benchmarks.rollout_gate.gate_traffic import LOOK_S, PER_LOOK, Regression, outcomes_of, sample_of, traffic_of
+from benchmarks.rollout_gate.gate_traffic import Regression, outcomes_of, seen_of, traffic_of
 from benchmarks.rollout_gate.gate_trials import (
     LONGER_TTFT,
+    LOOK_EVERY,
     NOTHING,
     REGRESSIONS,
     SPEC,
+    Judged,
     Scenario,
-    Tally,
     figures_of,
     run,
     scenarios,
     study,
 )
 from benchmarks.rollout_gate.latency_models import load_models
+from benchmarks.rollout_gate.simulated_rollouts import LOOK_S, PER_LOOK, Tally, samples
 from benchmarks.support import report
 from clients.rollout_gate.evidence import read
 from clients.rollout_gate.evidence import sample_of as sums_of
@@ -39,7 +41,7 @@ HIDDEN = "1 % errors more, the baseline has 0.1 %"  # takes more than 2,000 requ
 
 @pytest.mark.parametrize("model", ["steady", "own_bursts"])
 def test_false_rollbacks_are_rare(model: str) -> None:
-    tally = run(Scenario("A/A", model, NOTHING, 400, 200, is_compared=False))
+    tally = run(Scenario("A/A", model, NOTHING, 400, 200, is_compared=False)).tally
     failed = sum(look >= 0 for look in tally.failed_at)
     assert failed <= binom.ppf(0.999, 400, SPEC.alpha)
 
@@ -75,28 +77,29 @@ def test_a_percentile_that_is_peeked_at_fires_in_most_rollouts_of_a_version_agai
 def test_the_simulated_sums_are_those_of_the_gate_told_one_by_one() -> None:
     wrong = Regression(ttft=1.1, slow=0.02)
     traffic = traffic_of(STEADY, wrong, rollouts=2, looks=12, rng=np.random.default_rng(1))
-    simulated, gate, evidence = sample_of(traffic, SPEC), Gate(SPEC), None
-    for look in range(12):
+    simulated, gate, evidence = None, Gate(SPEC), None
+    for look, sample in samples(seen_of(traffic, SPEC), 2, SPEC):
         evidence = gate.merge(evidence, outcomes_of(traffic, 1, look), at_s=LOOK_S * look)
+        simulated = sample() if look == 11 else None
     told = sums_of(read(evidence, SPEC))
-    assert told.num_requests.tolist() == simulated.num_requests[1, -1].tolist() == [240, 240]
-    assert [float(one) for one in told.times] == [float(one[-1]) for one in simulated.times] == [110.0, 12.0]
+    assert simulated is not None
+    assert told.num_requests.tolist() == simulated.num_requests[1].tolist() == [240, 240]
+    assert [float(one) for one in told.times] == [float(one[1]) for one in simulated.times] == [110.0, 12.0]
     for name, arms in told.levels.items():
         for one, other in zip(arms, simulated.levels[name], strict=True):
             for have, want in zip(one, other, strict=True):
-                assert have == pytest.approx(want[1, -1], rel=1e-3, abs=1e-4)  # of times rounded to microseconds
+                assert have == pytest.approx(want[1], rel=1e-3, abs=1e-4)  # of times rounded to microseconds
     assert set(told.differences) == set(simulated.differences)
     for name, differences in told.differences.items():
-        scales = np.trim_zeros(differences.num_pairs).size
-        for have, want in zip(differences, simulated.differences[name], strict=True):
-            wanted = np.atleast_1d(want[1, -1])[:scales]
-            assert np.atleast_1d(have)[:scales] == pytest.approx(wanted, rel=2e-3, abs=1e-4), name
+        for have, want in zip(differences[:4], simulated.differences[name][:4], strict=True):
+            assert np.atleast_1d(have) == pytest.approx(np.atleast_1d(want[1]), rel=2e-3, abs=1e-4), name
     for name, counts in told.counts.items():
-        assert counts.events.tolist() == simulated.counts[name].events[1, -1].tolist()
-        assert counts.num.tolist() == simulated.counts[name].num[1, -1].tolist()
-    assert told.scores["quality"].against_worse == pytest.approx(
-        simulated.scores["quality"].against_worse[1, -1], abs=2e-3
-    )
+        assert counts.events.tolist() == simulated.counts[name].events[1].tolist()
+        assert counts.num.tolist() == simulated.counts[name].num[1].tolist()
+    for name, groups in told.groups.items():
+        assert groups.num.tolist() == simulated.groups[name].num[1].tolist()
+        assert groups.estimate == pytest.approx(simulated.groups[name].estimate[1], abs=1e-3)
+    assert told.scores["quality"].against_worse == pytest.approx(simulated.scores["quality"].against_worse[1], abs=2e-3)
 
 
 def test_the_latency_models_have_the_spreads_that_they_say() -> None:
@@ -120,7 +123,7 @@ def test_a_recorded_model_draws_what_was_recorded() -> None:
 
 
 def test_a_rollout_that_passes_first_is_not_detected_and_one_of_a_a_counts_all_looks() -> None:
-    tally = Tally(failed_at=[5, 9, -1], passed_at=[-1, 3, 4])
+    tally = Judged(Tally(failed_at=[5, 9, -1], passed_at=[-1, 3, 4]))
     regression = figures_of(Scenario("slower", "steady", Regression(ttft=2), 3, 10), tally)
     assert regression["rolled_back"]["count"] == 1
     assert regression["passed"]["count"] == 2
@@ -129,7 +132,7 @@ def test_a_rollout_that_passes_first_is_not_detected_and_one_of_a_a_counts_all_l
 
 
 def test_no_alarm_in_ten_thousand_still_has_an_upper_bound() -> None:
-    found = figures_of(Scenario("A/A", "steady", NOTHING, 10_000, 10), Tally([-1] * 10_000, [3] * 10_000))
+    found = figures_of(Scenario("A/A", "steady", NOTHING, 10_000, 10), Judged(Tally([-1] * 10_000, [3] * 10_000)))
     assert found["rolled_back"]["upper"] == pytest.approx(3.0 / 10_000, rel=0.01)  # the rule of three
 
 
@@ -147,7 +150,7 @@ def test_the_mann_whitney_interval_excludes_zero_where_the_test_is_significant()
 def test_the_same_seed_gives_the_same_rollouts() -> None:
     scenario = Scenario("A/A", "recorded_half_load", NOTHING, 20, 50, is_compared=False)
     assert run(scenario) == run(scenario)
-    assert run(scenario).passed_at != run(scenario, seed=7).passed_at
+    assert run(scenario).tally.passed_at != run(scenario, seed=7).tally.passed_at
 
 
 def test_the_committed_rollouts_of_the_study_are_drawn_again() -> None:
@@ -159,7 +162,7 @@ def test_the_committed_rollouts_of_the_study_are_drawn_again() -> None:
     scenario = Scenario(
         first["name"], first["model"], Regression(**first["regression"]), 100, first["looks"], is_compared=False
     )
-    tally = run(scenario, seed=seed)
+    tally = run(scenario, seed=seed).tally
     assert [list(one) for one in zip(tally.failed_at, tally.passed_at, strict=True)] == lines
 
 
@@ -173,12 +176,13 @@ def test_the_committed_requests_make_the_gate_decide_as_in_the_study() -> None:
     at = next(number for number, head in enumerate(heads[:-1]) if lines[head]["scenario"] == "TTFT 10 % longer")
     outcomes = msgspec.convert(lines[heads[at] + 1 : heads[at + 1]], list[Outcome])
     gate, evidence, portion = Gate(SPEC), None, 2 * (PER_LOOK + 1)
-    verdicts = []
+    verdicts: list[str] = []
     for begin in range(0, len(outcomes), portion):
         evidence = gate.merge(evidence, outcomes[begin : begin + portion], at_s=LOOK_S * begin / portion)
-        verdicts.append(gate.judge(evidence).verdict)
+        is_asked = (len(verdicts) + 1) % LOOK_EVERY == 0  # as in the study
+        verdicts.append(gate.judge(evidence).verdict if is_asked else "")
     scenario = Scenario("TTFT 10 % longer", "steady", REGRESSIONS["TTFT 10 % longer"], 100, 100, is_compared=False)
-    assert verdicts.index("fail") == run(scenario).failed_at[0]
+    assert verdicts.index("fail") == run(scenario).tally.failed_at[0]
 
 
 @pytest.mark.soak

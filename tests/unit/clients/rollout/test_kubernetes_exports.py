@@ -160,13 +160,14 @@ def test_the_front_says_where_the_rollout_is_and_what_the_gate_says(front: Rollo
     }  # fmt: skip
     enter(path, Phase.RUNNING, step=1)
     good = [Outcome(arm=arm, ttft_ms=5.0, e2e_ms=9.0, num_tokens=9) for arm in ("candidate", "baseline")] * 20
-    bad = [Outcome(arm="candidate", error="INTERNAL")] * 20
+    bad = [Outcome(arm="candidate", error="INTERNAL")] * 10
     with Store(path) as store:
-        store.add_evidence(1, 1, "a", lambda old: GATE.merge(old, good))
+        store.add_evidence(1, 1, "a", lambda old: GATE.merge(old, good, at_s=1000.0))
     found = judgement(front)
     assert (found["step"], found["share"], found["verdict"], found["num_requests"]) == (1, 0.25, "undecided", 20)
     with Store(path) as store:
-        store.add_evidence(1, 1, "b", lambda old: GATE.merge(old, bad))
+        store.add_evidence(1, 1, "b", lambda old: GATE.merge(old, bad, at_s=1001.0))
+        store.add_evidence(1, 1, "c", lambda old: GATE.merge(old, bad, at_s=1122.0))
     found = judgement(front)
     assert (found["verdict"], found["phase"]) == ("fail", "running")
     assert "error" in found["reason"]

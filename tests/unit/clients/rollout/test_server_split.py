@@ -52,8 +52,8 @@ def enter(world: World, phase: Phase, *, step: int | None = None) -> None:
 def num_counted(world: World, step: int) -> int:
     with Store(world.path) as store:
         evidence = store.evidence(world.number, step)
-    arms = msgspec.convert(evidence or {}, dict[str, Any])
-    return sum(arms[arm]["num_requests"] for arm in ("candidate", "baseline") if arm in arms)
+    found = msgspec.convert(evidence or {}, dict[str, Any])
+    return int(sum(found.get("num_requests", (0, 0))))
 
 
 def wait_for_more(world: World) -> None:

@@ -3,23 +3,23 @@
 
 import json
 import math
-import statistics
-from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.rollout_gate.blocks import Sums
+from clients.rollout_gate.evidence import read, sample_of
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import EffectSizes, GateSpec
-from clients.rollout_gate.metrics import GUARDED, METRICS, Reference, alpha_of, guard_alpha
+from clients.rollout_gate.metrics import GUARDED, METRICS, alpha_of, guard_alpha
+from clients.rollout_gate.sample import Sample
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError, SpecError
 
-GATE = Gate(GateSpec(ttft_target_ms=200))
-REFERENCE = Reference(ttft_target_ms=200, slow_ttft_ms={0: 500.0})
+SPEC = GateSpec(ttft_target_ms=200)
+GATE = Gate(SPEC)
 ARMS = ("candidate", "baseline")
 GOOD = Outcome(arm="candidate", ttft_ms=100, tpot_ms=10, e2e_ms=190, num_tokens=10, finish_reason="stop")
 
@@ -29,7 +29,7 @@ def outcome(**changes: Any) -> Outcome:
 
 
 def read_as(name: str, **changes: Any) -> float | None:
-    return METRICS[name].of(outcome(**changes), REFERENCE)
+    return METRICS[name].of(outcome(**changes), SPEC)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,12 @@ def read_as(name: str, **changes: Any) -> float | None:
         ("ttft", {"ttft_ms": None}, None),
         ("tpot", {}, math.log(10)),
         ("tpot", {"tpot_ms": None}, None),
-        ("e2e_per_token", {}, math.log(19)),  # 190 ms, 10 tokens
-        ("e2e_per_token", {"error": "UNAVAILABLE"}, None),
+        ("ttft", {"queue_ms": 40}, math.log(60)),  # the server tells how long it waited
+        ("ttft", {"queue_ms": 99.9, "prefill_ms": 20}, math.log(20)),  # and how long it was prefilled at least
         ("output_tokens", {}, math.log(10)),
         ("output_tokens", {"num_tokens": 0}, None),
         ("ttft_over_target", {"ttft_ms": 200}, 0),
         ("ttft_over_target", {"ttft_ms": 201}, 1),
-        ("slow", {"ttft_ms": 501}, 1),
-        ("slow", {"ttft_ms": 499}, 0),
-        ("slow", {"ttft_ms": 501, "stratum": 1}, None),  # nothing is known of that stratum's baseline
         ("errors", {}, 0),
         ("errors", {"error": "UNAVAILABLE"}, 1),
         ("empty", {"is_empty": True}, 1),
@@ -73,27 +70,17 @@ def test_every_metric_has_an_effect_size_and_a_part_of_the_error_budget() -> Non
     assert sum(parts) == pytest.approx(spec.alpha)
 
 
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=50))
-def test_sums_are_those_of_the_whole_list(values: list[float]) -> None:
-    sums = Sums()
-    for value in values:
-        sums.add(value)
-    assert sums.num == len(values)
-    assert sums.mean == pytest.approx(statistics.fmean(values), abs=1e-9)
-    assert sums.m2 == pytest.approx(statistics.variance(values) * (len(values) - 1), abs=1e-7)
+def sums_of(evidence: Any) -> Sample:
+    return sample_of(read(evidence, SPEC))
 
 
 def test_what_users_think_counts_for_that_alone_and_is_no_request() -> None:
     said = [Outcome(arm="candidate", is_disliked=True, is_feedback=True)] * 3
-    evidence = GATE.merge(GATE.merge(None, [GOOD]), said)
-    candidate, _ = arms_of(evidence)
-    assert candidate["num_requests"] == 1
-    assert candidate["counts"]["disliked"] == {"events": 3, "num": 3}
-    assert candidate["counts"]["errors"]["num"] == 1
-
-
-def arms_of(evidence: Mapping[str, Any]) -> tuple[Any, Any]:
-    return evidence["candidate"], evidence["baseline"]
+    found = sums_of(GATE.merge(GATE.merge(None, [GOOD]), said))
+    assert found.num_requests.tolist() == [1, 0]
+    assert found.counts["disliked"].events.tolist() == [3, 0]
+    assert found.counts["disliked"].num.tolist() == [3, 0]
+    assert found.counts["errors"].num.tolist() == [1, 0]
 
 
 @given(st.data())
@@ -104,13 +91,44 @@ def test_portions_and_json_in_between_change_nothing(data: st.DataObject) -> Non
             stratum=data.draw(st.integers(0, 2)),
             ttft_ms=data.draw(st.floats(1, 1000)),
             error=data.draw(st.sampled_from(["", "", "INTERNAL"])),
+            unit=data.draw(st.sampled_from(["", "a1", "b2"])),
+            tenant=data.draw(st.sampled_from(["", "acme"])),
         )
         for _ in range(data.draw(st.integers(1, 15)))
     ]
     cut = data.draw(st.integers(0, len(outcomes)))
     whole = GATE.merge(None, outcomes, at_s=7.0)
     first = json.loads(json.dumps(GATE.merge(None, outcomes[:cut], at_s=7.0)))
-    assert json.loads(json.dumps(GATE.merge(first, outcomes[cut:], at_s=7.0))) == json.loads(json.dumps(whole))
+    second = json.loads(json.dumps(GATE.merge(first, outcomes[cut:], at_s=7.0)))
+    assert_equal(sums_of(whole), sums_of(second))
+
+
+def test_a_restart_between_any_two_portions_changes_nothing() -> None:
+    through_json = kept = None
+    found = Gate(SPEC)
+    for block in range(60):
+        portion = [
+            outcome(
+                arm=arm, ttft_ms=100 + (7 * number + block) % 13, unit=f"{number}", tenant="acme", stratum=number % 3
+            )
+            for number in range(22)
+            for arm in ARMS
+        ]
+        through_json = json.loads(json.dumps(GATE.merge(through_json, portion, at_s=10.0 * block)))
+        kept = found.add(*portion, at_s=10.0 * block)
+    assert kept is not None
+    assert GATE.judge(through_json) == kept
+    assert kept.num_requests == 60 * 22
+
+
+def assert_equal(one: Sample, other: Sample) -> None:
+    assert one.num_requests.tolist() == other.num_requests.tolist()
+    assert set(one.counts) == set(other.counts)
+    for name, counts in one.counts.items():
+        assert counts.events.tolist() == other.counts[name].events.tolist()
+        assert counts.num.tolist() == other.counts[name].num.tolist()
+        assert one.spreads[name].inflation == pytest.approx(other.spreads[name].inflation)
+        assert one.runs[name].num.tolist() == other.runs[name].num.tolist()
 
 
 def test_evidence_stays_small_however_long_a_rollout_is() -> None:
@@ -128,13 +146,21 @@ def test_merging_leaves_the_evidence_that_was_given_as_it_was() -> None:
     assert json.dumps(before) == kept
 
 
-def test_slow_is_judged_by_what_the_baseline_was_before() -> None:
-    baseline = [outcome(arm="baseline")] * 30
-    slow = outcome(ttft_ms=501)  # the baseline's mean is 100, five times it is 500
-    at_once = arms_of(GATE.merge(None, [*baseline, slow]))[0]
-    assert "slow" not in at_once["counts"]  # of one portion nothing was known before
-    later = arms_of(GATE.merge(GATE.merge(None, baseline), [slow, GOOD]))[0]
-    assert later["counts"]["slow"] == {"events": 1, "num": 2}
+def test_slow_is_a_request_of_five_times_the_ttft_of_its_like() -> None:
+    rng, evidence = np.random.default_rng(1), None
+    for block in range(10):
+        # A prompt of 32 times the tokens takes 32 times as long: that alone is not slow.
+        portion = [
+            outcome(arm=arm, num_prompt_tokens=tokens, ttft_ms=float(tokens * rng.lognormal(0, 0.2)))
+            for tokens in (50, 1600)
+            for arm in ARMS
+            for _ in range(20)
+        ]
+        evidence = GATE.merge(evidence, portion, at_s=10.0 * block)
+    assert sums_of(evidence).counts["slow"].events.tolist() == [0, 0]
+    slow = [outcome(num_prompt_tokens=tokens, ttft_ms=8.0 * tokens) for tokens in (50, 1600)]
+    late = sums_of(GATE.merge(evidence, slow, at_s=101.0))
+    assert late.counts["slow"].events.tolist() == [2, 0]
 
 
 def test_a_held_out_prompt_counts_once_and_only_for_quality() -> None:
@@ -143,10 +169,10 @@ def test_a_held_out_prompt_counts_once_and_only_for_quality() -> None:
 
     evidence = GATE.merge(None, [scored("candidate", 0.9), scored("candidate", 0.25)])
     evidence = GATE.merge(evidence, [scored("baseline", 0.75), scored("candidate", 0.0), scored("baseline", 1.0)])
-    pairs: Any = evidence["pairs"]
-    assert pairs["quality"]["num"] == 1
-    assert pairs["quality"]["total"] == -0.5  # the candidate's newest score, 0.25, less 0.75
-    assert arms_of(evidence)[0]["num_requests"] == 0
+    found = sums_of(evidence)
+    assert found.scores["quality"].num == 1
+    assert found.scores["quality"].total == -0.5  # the candidate's newest score, 0.25, less 0.75
+    assert found.num_requests.tolist() == [0, 0]
     assert GATE.judge(evidence).verdict == "no data"
 
 
@@ -162,8 +188,11 @@ def test_the_arms_of_an_a_b_test_have_their_own_names() -> None:
 
 
 def test_evidence_that_is_none_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"the evidence cannot be read: .*candidate.*begin the step anew"):
-        GATE.judge({"settings": {}, "baseline": {}, "candidate": 3})
+    with pytest.raises(SpecError, match=r"the evidence cannot be read: .*num_requests.*begin the step anew"):
+        GATE.judge({"settings": {}, "num_requests": 3, "timeline": {}, "sums": {}})
+    before = dict(GATE.merge(None, [GOOD]))
+    with pytest.raises(SpecError, match=r"the evidence cannot be read: .*begin the step anew"):
+        GATE.judge({**before, "sums": {"means": {}, "events": {}}})
 
 
 def test_evidence_of_other_settings_is_refused() -> None:

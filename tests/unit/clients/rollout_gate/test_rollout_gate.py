@@ -94,7 +94,7 @@ def test_nothing_is_said_of_means_before_there_are_min_requests() -> None:
         traffic(400, arm="candidate", ttft=3),
     )
     found = judged(slow[:380], traffic(380), spec)
-    assert (found.verdict, row(found, "ttft")["lower"]) == ("undecided", pytest.approx(1.9, abs=0.2))
+    assert (found.verdict, row(found, "ttft")["lower"]) == ("undecided", pytest.approx(1.5, abs=0.2))
     assert judged(slow, traffic(400), spec).verdict == "fail"
 
 
@@ -124,8 +124,7 @@ def test_after_max_requests_undecided_is_hold() -> None:
         ({"is_disliked": True}, "disliked answers: 100.00% against 0.00%"),
         ({"num_tokens": 6}, "output length -"),
         ({"tpot_ms": 60.0}, "TPOT +"),
-        ({"e2e_ms": 60_000.0}, "end-to-end time per token +"),
-        ({"ttft_ms": 3000.0}, "requests far slower than the baseline's"),
+        ({"ttft_ms": 3000.0}, "first tokens far later than their like: 20.50% against 0.25%"),
     ],
 )
 def test_each_regression_of_a_fifth_of_the_answers_fails_by_its_metric(changes: dict[str, Any], text: str) -> None:
@@ -167,10 +166,13 @@ def test_what_is_optional_does_not_hold_up_a_pass() -> None:
 
 
 def test_errors_of_the_candidate_over_the_guard_fail_whatever_the_baseline_does() -> None:
-    failing = [Outcome(arm="candidate", error="INTERNAL")] * 8
-    assert judged(failing[:2], []).verdict == "no data"  # chance, at a share of 5 %
-    found = judged(failing, [Outcome(arm="baseline", error="INTERNAL")] * 8)
-    assert found.verdict == "fail"
+    failing = [Outcome(arm=arm, error="INTERNAL") for arm in ("candidate", "baseline")]
+    gate, verdicts = Gate(SPEC), []
+    for number in range(8):
+        found = gate.add(*failing, at_s=10.0 * number)
+        verdicts.append(found.verdict)
+    # Less than a minute may be a moment in which equal releases fail, too.
+    assert verdicts == ["undecided"] * 6 + ["fail"] * 2
     assert found.reason == "errors: 8 of 8, over the guard of 5.0%"
 
 

@@ -14,7 +14,7 @@ from clients.rollout.records.rollout_plan import Plan, check_plan, gate_spec_of,
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import alpha_of
-from clients.rollout_gate.score_test import gains, least_pairs, log_evidence
+from clients.rollout_gate.statistics.score_test import gains, least_pairs, log_evidence
 from trireme.base.errors import RequestError, ServerError, SpecError
 
 TWO = "It is two"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from clients.rollout_gate.score_test import BETS, gains, log_evidence
+from clients.rollout_gate.statistics.score_test import BETS, gains, log_evidence
 
 
 def test_a_pair_wins_each_bet_its_own_share() -> None:

@@ -4,10 +4,10 @@
 import numpy as np
 import pytest
 
-from clients.rollout_gate.fading import (
+from clients.rollout_gate.statistics.fading import (
     EXCESSES,
     FADES,
-    NONE_OF_MEANS,
+    PRIOR_OF_MEANS,
     Differences,
     Times,
     allowed,
@@ -16,7 +16,7 @@ from clients.rollout_gate.fading import (
     sizes,
     squares_expected,
 )
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.mean_test import Floats
 
 FADE_S = 80.0
 _LOOK_S = 10.0
@@ -68,7 +68,7 @@ def test_squares_and_inflation_are_those_of_a_fluctuation_that_fades() -> None:
 def test_blocks_tell_whether_there_is_an_excess(excess: float, at_least: float) -> None:
     num, squares = pairs(fluctuations(200, 128, excess, seed=2))
     unknown = np.zeros(200)
-    weights = sizes(Differences(unknown, unknown, num, squares), times(128), FADE_S, NONE_OF_MEANS)
+    weights = sizes(Differences(unknown, unknown, num, squares), times(128), FADE_S, PRIOR_OF_MEANS)
     assert weights.sum(axis=-1) == pytest.approx(np.ones(200))
     none = weights[:, 0]
     assert float(np.median(none if excess == 0 else 1 - none)) > at_least
@@ -76,7 +76,7 @@ def test_blocks_tell_whether_there_is_an_excess(excess: float, at_least: float) 
 
 def test_without_blocks_the_prior_stands() -> None:
     nothing = Differences(np.array(0.0), np.array(0.0), np.zeros(0), np.zeros(0))
-    assert sizes(nothing, times(1), FADE_S, 0.9)[0] == pytest.approx(0.9)
+    assert sizes(nothing, times(1), FADE_S, PRIOR_OF_MEANS) == pytest.approx(PRIOR_OF_MEANS)
 
 
 def test_chance_is_the_mean_of_what_each_size_leaves_to_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import binom, norm
 
-from clients.rollout_gate.mean_test import boundary, log_evidence, tuning
+from clients.rollout_gate.statistics.mean_test import boundary, log_evidence, tuning
 
 
 def test_the_boundary_lies_just_above_the_one_where_the_mixture_is_one_over_alpha() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincc, betaln
 
-from clients.rollout_gate.mean_test import Floats, boundary, tuning
+from clients.rollout_gate.statistics.mean_test import Floats, boundary, tuning
 
 _PRIOR = 0.5  # Beta(1/2, 1/2): Jeffreys'
-_NORMAL_FROM = 100  # events of both arms, and as many requests without one: a bound for large samples is the tighter
+_NORMAL_FROM = 30  # events of both arms, and as many requests without one: a bound for large samples is the tighter
 _SMALLEST = 1e-300
 _BISECTIONS = 26  # to 1.5e-8
 
@@ -71,12 +71,14 @@ def excess_bound(events: NDArray[np.float64], num: NDArray[np.float64], effect: 
     """Return an upper bound of the candidate's rate less the baseline's that holds however often one looks.
 
     Few events: the difference of Robbins' bounds, each arm at half of `alpha`. Many events, which are nearly normal:
-    the bound of `clients.rollout_gate.mean_test`, which is narrower.
+    the bound of `clients.rollout_gate.statistics.mean_test`, which is narrower, with the variance that the candidate
+    would have if its rate were the baseline's and the effect: few events that were seen are no proof that few are to be
+    seen.
 
     Args:
         events: [..., 2] events of the candidate and the baseline.
         num: [..., 2] requests of them.
-        effect: where the bound shall be narrow.
+        effect: excess that the bound shall exclude where there is none; the bound is narrow there.
         alpha: chance of an error, of both arms together.
     """
     upper = rate_bound(events[..., 0], num[..., 0], alpha / 2, is_upper=True)
@@ -85,6 +87,7 @@ def excess_bound(events: NDArray[np.float64], num: NDArray[np.float64], effect: 
     is_many = (np.minimum(total, seen - total) >= _NORMAL_FROM) & (num.min(axis=-1) > 0)
     size = np.maximum(num, 1.0)
     rate = events / size
-    variance = np.maximum(rate * (1 - rate) / size, 1e-12).sum(axis=-1)
+    feared = np.stack([np.clip(rate[..., 1] + effect, rate[..., 0], 1.0), rate[..., 1]], axis=-1)
+    variance = np.maximum(feared * (1 - feared) / size, 1e-12).sum(axis=-1)
     normal = rate[..., 0] - rate[..., 1] + boundary(1 / variance, tuning(effect, alpha), alpha)
     return np.where(is_many, normal, upper - lower)

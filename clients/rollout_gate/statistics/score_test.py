@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy.special import logsumexp
 
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.mean_test import Floats
 
 BETS: Floats = np.geomspace(0.02, 0.9, 20)  # shares of the money; the best is about the drop over its variance
 

@@ -5,20 +5,30 @@ All arrays have any leading dimensions. The model: beside each request's own cha
 has a fluctuation that fades as e^-(t / fade_s) (Ornstein and Uhlenbeck). Its size is the excess: by how many times the
 long-run variance of the mean exceeds that of independent requests, less one. The data tell little of it: in a time of
 a dozen fades, an excess of one or two is hardly seen, and one of twenty is. So no single estimate is taken; each size
-on a grid has the posterior weight that `clients.rollout_gate.blocks` gives it, and evidence is averaged over them, as
-Student's t averages over what the variance may be.
+on a grid has the posterior weight that the blocks (`clients.rollout_gate.sums.block_list`) give it, and evidence is
+averaged over them, as Student's t averages over what the variance may be.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.statistics.mean_test import Floats
 
-EXCESSES: Floats = np.concatenate([[0.0], 5.0 * 4.0 ** np.arange(7)])
-# Prior weight of no excess at all; a smaller one would take more requests to prove anything, chosen in simulations (see
-# docs/rollout_gate.md). Of rare events that a queue only makes likelier it is larger, as the chance of each is its own.
-NONE_OF_MEANS, NONE_OF_SHARES = 0.96, 0.99
+EXCESSES: Floats = np.concatenate([[0.0], 1.25 * 2.0 ** np.arange(15)])
+_SMALL = 4  # sizes of `EXCESSES` after none that the data can hardly tell from none
+
+
+def _prior(none: float, small: float) -> Floats:
+    """Return a weight for each of `EXCESSES`: none, the small ones together, and what is left for the large ones."""
+    num_large = EXCESSES.size - 1 - _SMALL
+    return np.repeat([none, small / _SMALL, (1 - none - small) / num_large], [1, _SMALL, num_large])
+
+
+# Chosen in simulations (see docs/rollout_gate.md). More weight for the small sizes takes more requests to prove
+# anything, for they look like none; more for the large ones takes few, for blocks soon show whether there is one. Of
+# rare events that a queue only makes likelier no excess is likelier, as the chance of each is its own.
+PRIOR_OF_MEANS, PRIOR_OF_SHARES = _prior(0.85, 0.009), _prior(0.99, 0.0027)
 BLOCKS_PER_FADE = 8
 FADES = 9  # until as much may be concluded as `alpha` allows
 _LATE_POWER, _EVENLY = 6.0, 0.05
@@ -40,57 +50,25 @@ class Differences(NamedTuple):
         information: [...] reciprocal of its variance if requests were independent; 0: nothing is known.
         num_pairs: [..., scales] of neighbouring blocks.
         squares: [..., scales] sum of the squares of what they differ by, over what it is for independent requests.
+        change: [...] the difference as people are told; None: the estimate.
     """
 
     estimate: Floats
     information: Floats
     num_pairs: Floats
     squares: Floats
+    change: Floats | None = None
 
 
-def own_variance(freedom: Floats, m2: Floats, weight: Floats) -> Floats:
-    """Return the variance of the weighted sum of differences if requests were independent.
-
-    Shapes: [..., strata, 2 arms] each to [...].
-
-    The variance of an arm in a stratum is what is seen there and one value more, of the variance over all.
-    """
-    pooled = _over(m2.sum(axis=(-2, -1)), freedom.sum(axis=(-2, -1)))[..., np.newaxis, np.newaxis]
-    return np.asarray((weight * (m2 + pooled) / (freedom + 1)).sum(axis=(-2, -1)))
-
-
-def differences_of(total: Floats, weight: Floats, own: Floats, *, num_pairs: Floats, squares: Floats) -> Differences:
-    """Return the differences of sums over blocks.
-
-    Args:
-        total: [...] weighted sum of differences.
-        weight: [...] sum of weights.
-        own: [...] variance of `total` (`own_variance`).
-        num_pairs: [..., scales].
-        squares: [..., scales] as `clients.rollout_gate.blocks.Scale` has them.
-    """
-    # Values that are alike to the last bit are no proof that all are: a floor keeps the information finite.
-    own = np.maximum(own, 1e-12 * weight**2)
-    return Differences(
-        _over(total, weight), _over(weight**2, own), num_pairs, squares * _over(weight, own)[..., np.newaxis]
-    )
-
-
-def _over(numerator: Floats, denominator: Floats) -> Floats:
-    return np.asarray(np.where(denominator > 0, numerator / np.where(denominator > 0, denominator, 1.0), 0.0))
-
-
-def sizes(differences: Differences, times: Times, fade_s: float, none: float) -> Floats:
+def sizes(differences: Differences, times: Times, fade_s: float, prior: Floats) -> Floats:
     """Return the posterior weight of each of `EXCESSES`: [..., excesses].
 
     The squares at each scale are taken for sums of those of normal variables that are independent of each other.
 
     Args:
-        none: prior weight of no excess; the others share the rest.
+        prior: [excesses] weight before any data.
     """
     expected = squares_expected(times, fade_s, differences.squares.shape[-1])
-    others = EXCESSES.size - 1
-    prior = np.concatenate([[none], np.full(others, (1 - none) / others)])
     found = np.log(prior) - 0.5 * (
         np.einsum("...j,...jk->...k", differences.squares, 1 / expected)
         + np.einsum("...j,...jk->...k", differences.num_pairs, np.log(expected))

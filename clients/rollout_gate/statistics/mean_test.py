@@ -10,31 +10,66 @@ motion at all times at once is the one-sided normal mixture of Howard, Ramdas, M
 nonparametric, nonasymptotic confidence sequences", Annals of Statistics 49(2), 2021, proposition 6. That the variance
 may be estimated, and the means may drift for both arms, is from Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,
 "Time-uniform central limit theory and asymptotic confidence sequences", Annals of Statistics 52(6), 2024. What the
-variance is where requests near in time are alike: `clients.rollout_gate.fading`.
+variance is where requests near in time are alike: `clients.rollout_gate.statistics.fading`.
 
 It is written here because the authors' `confseq` has no wheel (it takes a C++ compiler and Boost on every machine),
 and the other packages with these bounds are first releases of one person.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import lambertw, log_ndtr
+from scipy.special import lambertw, log_ndtr, ndtri, stdtr, stdtrit
 
 Floats = NDArray[np.float64]
 
+# Of bounded figures: where fewer lie inside, they tell that there is a difference and not how large.
+LEAST_SLOPE = 0.1
+_MANY = 1e5  # degrees of freedom beyond which Student's t is the normal distribution
 _TUNED_AT = 4.0  # standard errors of the effect: where the boundary is lowest, near where it is crossed
 
 
-def log_evidence(estimate: Floats, information: Floats, rho: float) -> Floats:
+class Plain(NamedTuple):
+    """A difference of means of whole figures, not bounded ones.
+
+    Attributes:
+        estimate: [...] candidate less baseline.
+        information: [...] reciprocal of its variance if requests were independent; 0: nothing is known.
+    """
+
+    estimate: Floats
+    information: Floats
+
+
+def log_evidence(estimate: Floats, information: Floats, rho: float, freedom: Floats | None = None) -> Floats:
     """Return the [...] logarithm of the evidence that the true difference is more than 0.
 
     The normal mixture itself, 2 sqrt(rho / (v + rho)) e^(s^2 / (2 (v + rho))) Phi(s / sqrt(v + rho)), v the information
     and s = v times the estimate. It exceeds log(1 / alpha) at any time with a chance of at most alpha, where the
     difference is 0 or less. Source: Howard et al. 2021, proposition 6.
+
+    Args:
+        freedom: [...] degrees of freedom of the information, where few keys tell it; None: it is known.
     """
     whole = information + rho
     motion = information * estimate / np.sqrt(whole)
+    if freedom is not None:
+        motion = as_normal(motion, freedom)
     return np.asarray(np.log(2) + 0.5 * np.log(rho / whole) + motion**2 / 2 + log_ndtr(motion))
+
+
+def as_normal(deviation: Floats, freedom: Floats) -> Floats:
+    """Return the normal deviation that is as unlikely as a deviation of Student's t."""
+    if np.all(freedom > _MANY):
+        return deviation
+    tail = stdtr(np.minimum(freedom, _MANY), -np.abs(deviation))
+    return np.where(freedom > _MANY, deviation, np.sign(deviation) * -ndtri(np.maximum(tail, 1e-300)))
+
+
+def student_quantile(share: float, freedom: Floats) -> Floats:
+    """Return Student's t below which `share` lies."""
+    return np.asarray(stdtrit(np.minimum(freedom, _MANY), share))
 
 
 def tuning(effect: float, alpha: float) -> float:
