@@ -81,6 +81,7 @@ def settings_of(spec: GateSpec) -> dict[str, float | None]:
     return {
         "ttft_target_ms": spec.ttft_target_ms,
         "slow_factor": spec.slow_factor,
+        "slow_decode_factor": spec.slow_decode_factor,
         "fade_s": spec.fade_s,
         "effects.quality": spec.effects.quality,
         # The bounds of figures depend on them.

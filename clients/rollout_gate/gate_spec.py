@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from ensemble_configs.spec.base import Number, Positive, Spec
 
 Effect = Annotated[Number, Field(gt=0, lt=1)]
+Factor = Annotated[Number, Field(ge=2, le=100)]
 Chance = Annotated[Number, Field(gt=0, le=0.2)]
 
 
@@ -58,10 +59,10 @@ class GateSpec(Spec):
     ttft_target_ms: Annotated[Number, Field(gt=0, le=1e9)] | None = Field(
         default=None, description="as `slo.ttft_ms` of the deployment; none: nothing is said about the target"
     )
-    slow_factor: Annotated[Number, Field(ge=2, le=100)] = Field(
-        default=3.0,
-        description="times the TTFT or TPOT that the work explains, at least: slow; more where many are",
+    slow_factor: Factor = Field(
+        default=5.0, description="times the TTFT that the work explains, at least: slow; more where many are"
     )
+    slow_decode_factor: Factor = Field(default=3.0, description="the same of TPOT")
     guard_share: Annotated[Number, Field(gt=0, lt=1)] = Field(
         default=0.05,
         description="of the candidate's requests that may fail, or be empty or loop, whatever the baseline does",

@@ -33,7 +33,8 @@ class Metric:
         bound: of a `log_mean`, in standard deviations: figures beyond count as much as one there.
         is_of_queue: events of the `share` come together while an arm's queue is long.
         is_of_outages: events of the `share` come together while an arm, or what it needs, is out of order.
-        far_over: the `log_mean` of which an event of the `share` is a figure far over its like; "": no such event.
+        far_over: the `log_mean` of which an event of the `share` is a figure far over its like, by a
+            factor of `GateSpec`; "": no such event.
     """
 
     title: str
@@ -84,8 +85,8 @@ def _cut(outcome: Outcome, _: GateSpec) -> float | None:
 
 
 METRICS: dict[str, Metric] = {
-    "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=5),
-    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=6),
+    "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=6),
+    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=8),
     "output_tokens": Metric("output length", "log_mean", _output_tokens, prompt_work, is_two_sided=True, bound=4),
     "ttft_over_target": Metric(
         "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True, is_of_outages=True
@@ -98,7 +99,7 @@ METRICS: dict[str, Metric] = {
     "slow_decode": Metric(
         "answers far slower than their like", "share", _nothing, weight=2, is_of_outages=True, far_over="tpot"
     ),
-    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=5, is_of_outages=True),
+    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=6, is_of_outages=True),
     "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty), weight=2),
     "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping), weight=3),
     "cut": Metric("answers cut by their length", "share", _cut, is_two_sided=True),

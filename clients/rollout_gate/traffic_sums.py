@@ -50,7 +50,11 @@ class TrafficSums:
     """
 
     def __init__(self, spec: GateSpec, shape: tuple[int, ...] = ()) -> None:
-        self.limits = {name: SlowLimit(shape, spec.slow_factor) for name, metric in METRICS.items() if metric.far_over}
+        self.limits = {
+            name: SlowLimit(shape, float(getattr(spec, f"{name}_factor")))
+            for name, metric in METRICS.items()
+            if metric.far_over
+        }
         self.means = {
             name: MeanSums(
                 shape,

@@ -28,7 +28,7 @@ def _prior(none: float, small: float) -> Floats:
 # Chosen in simulations (see docs/rollout_gate.md). More weight for the small sizes takes more requests to prove
 # anything, for they look like none; more for the large ones takes few, for blocks soon show whether there is one. Of
 # rare events that a queue only makes likelier no excess is likelier, as the chance of each is its own.
-PRIOR_OF_MEANS, PRIOR_OF_SHARES = _prior(0.85, 0.009), _prior(0.99, 0.0027)
+PRIOR_OF_MEANS, PRIOR_OF_SHARES = _prior(0.85, 0.003), _prior(0.99, 0.0027)
 BLOCKS_PER_FADE = 8
 FADES = 9  # until as much may be concluded as `alpha` allows
 _LATE_POWER, _EVENLY = 6.0, 0.05

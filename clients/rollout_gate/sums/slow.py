@@ -3,7 +3,8 @@
 
 Where one request in twenty takes a hundred times as long by nature, more of those could be told apart in tens of
 thousands of requests alone. So the limit rises until one in `_SELDOM` of the baseline's requests is above, by the
-requests before. The candidate has no part in its own limit.
+requests before. The candidate has no part in its own limit. Until the baseline has `_FIRST` requests, nothing is known
+to be slow: where by nature half of the requests take five times as long as the others, all of those would be.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from clients.rollout_gate.statistics.mean_test import Floats
 from clients.rollout_gate.statistics.rows import Rows, add_at
 
-_SELDOM = 300
+_SELDOM, _FIRST = 300, 100
 _BIN, _NUM_BINS = 0.125, 64  # of logarithms over the prediction: up to 3,000 times as long
 
 
@@ -37,7 +38,8 @@ class SlowLimit:
             [..., rows] 1 or 0, nan for none.
         """
         place = np.clip(np.floor(np.where(np.isfinite(over), over, 0.0) / _BIN), 0, _NUM_BINS - 1).astype(np.int64)
-        slow = np.where(np.isfinite(over), (place >= self._limit()[..., np.newaxis]).astype(np.float64), np.nan)
+        is_told = np.isfinite(over) & (self.counts.sum(axis=-1) >= _FIRST)[..., np.newaxis]
+        slow = np.where(is_told, (place >= self._limit()[..., np.newaxis]).astype(np.float64), np.nan)
         shape = self.counts.shape[:-1]
         first = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)[..., np.newaxis] * _NUM_BINS
         known = np.isfinite(over) & ~rows.is_candidate

@@ -109,18 +109,18 @@ def test_a_fifth_of_requests_that_decode_four_times_as_slowly_fails_a_candidate(
     assert "answers far slower than their like" in found.reason
 
 
-def test_a_fifth_of_requests_that_are_half_as_slow_again_is_no_pass() -> None:
+def test_a_tenth_of_requests_that_take_half_as_long_again_is_no_pass() -> None:
     def requests() -> list[Outcome]:
         found = []
         for each in portion({}):
-            times = 1.5 if each.arm == "candidate" and RNG.random() < 0.2 else 1.0
+            times = 1.5 if each.arm == "candidate" and RNG.random() < 0.1 else 1.0
             found.append(Outcome(**{**_fields(each), "tpot_ms": 10.0 * times * float(RNG.lognormal(0, 0.001))}))
         return found
 
     found = judged(requests() for _ in range(90))
     assert found.verdict == "undecided"
     assert row(found, "tpot")["is_fine"] is False
-    assert "TPOT +7" in found.reason or "TPOT +8" in found.reason
+    assert "TPOT +4" in found.reason
     assert "% on average, which stands against a pass" in found.reason
 
 
@@ -179,7 +179,7 @@ def test_where_many_are_slow_by_nature_the_limit_of_slow_rises_until_few_are() -
     for _ in range(200):
         over = rng.normal(0, 0.2, 40) + np.log(100) * (rng.random(40) < 0.05)
         slow.append(limit.are_slow(rows_of(over, np.arange(40) < 20), over))
-    assert np.mean(slow[:3]) > 1 / 100
+    assert np.isnan(slow[:5]).all()  # until the baseline has a hundred
     assert np.mean(slow[50:]) == pytest.approx(1 / 300, rel=0.5)
 
 
@@ -189,7 +189,7 @@ def test_slow_requests_of_the_candidate_alone_leave_the_limit_where_it_is() -> N
         arm = np.arange(40) < 20
         over = rng.normal(0, 0.2, 40) + np.log(10) * (arm & (rng.random(40) < 0.02))
         slow.append(limit.are_slow(rows_of(over, arm), over))
-    assert np.mean(slow) == pytest.approx(0.01, rel=0.3)  # of both arms
+    assert np.nanmean(slow) == pytest.approx(0.01, rel=0.3)  # of both arms
     assert np.isnan(limit.are_slow(rows_of([np.nan], [True]), np.array([np.nan])))[0]
 
 
