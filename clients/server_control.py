@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ensemble_configs.split.outcome_journal import JournalReader
 from trireme.base.errors import Unavailable
 from trireme.base.unix_rpc import call
 
@@ -21,6 +22,10 @@ class ServerControl:
         self._path = path
         self._timeout_s = timeout_s
         self._tell = tell
+
+    def journal(self, name: str) -> JournalReader:
+        """Return the journal of outcomes that the server calls by a name: its folder, on this machine."""
+        return JournalReader(Path(name))
 
     def ask(self, operation: str, **question: object) -> Mapping[str, object]:
         """Do one thing, and wait until it is done.

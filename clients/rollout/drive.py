@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from clients.rollout.api_access import ApiAccess
+from clients.rollout.api_access import check_access
 from clients.rollout.controller import Controller, Server
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.local_server import LocalServer
@@ -19,12 +19,13 @@ from clients.rollout.server_split import ServerSplit
 from clients.rollout.two_servers import TwoServers
 from clients.server_control import ServerControl
 from trireme.base.errors import Unavailable
+from trireme.base.http_access import HttpAccess
 from trireme.base.unix_socket import CONTROL_SOCKET
 
 _TICK_S = 0.5
 
 
-def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str, port: int, access: ApiAccess) -> None:
+def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str, port: int, access: HttpAccess) -> None:
     """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
@@ -38,7 +39,7 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
         RequestError: strangers could decide the rollout from that host.
     """
     plan = read_plan(rollout.plan)
-    access.check(host, plan)
+    check_access(access, host, plan)
     judge = judge_of(plan)
     first = local_server(folder, rollout.model)
     prefix = _prefix(first)

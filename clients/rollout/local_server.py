@@ -3,8 +3,7 @@
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,9 +13,9 @@ from clients.rollout.judging.replay import PromptScores, Target, replay
 from clients.rollout.records.held_out import HeldOut, prompts_of
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
-from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.spec.model_names import CANARY
+from ensemble_configs.split.outcome_journal import Journal
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServerError, ServingError, Unavailable
 
@@ -24,6 +23,16 @@ _MAX_TRIED = 64
 _OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid", "metrics", "served_s")
 _TRY_TOKENS = 8
 _TRY_PROMPT = "Count from one to ten."
+
+
+class Control(Protocol):
+    """The control of a server, on this machine or another one."""
+
+    def ask(self, operation: str, **question: object) -> Mapping[str, object]:
+        """Do one thing, and wait until it is done."""
+
+    def journal(self, name: str) -> Journal:
+        """Return the journal of outcomes that the server calls by a name."""
 
 
 class LocalServer:
@@ -34,7 +43,7 @@ class LocalServer:
         try_timeout_s: how long the candidate may take for its first answers.
     """
 
-    def __init__(self, control: ServerControl, model: str | None, *, try_timeout_s: float = 120.0) -> None:
+    def __init__(self, control: Control, model: str | None, *, try_timeout_s: float = 120.0) -> None:
         self._control = control
         self._model = model
         self._try_timeout_s = try_timeout_s
@@ -77,15 +86,19 @@ class LocalServer:
         """Unload a release once its streams have ended, or after `drain_timeout_s` seconds."""
         self._control.ask("remove", model=self._model, number=number, drain_timeout_s=drain_timeout_s)
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
-        """Split the requests that name no release, until the lease of the plan is over; return the outcomes' journal.
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str:
+        """Split the requests that name no release, until the lease of the plan is over; return the journal's name.
 
         Raises:
             Unavailable: the server does not answer, or has no Triton now.
         """
         asked = {"rollout": rollout.id, "step": rollout.step, "hash_seed": plan.salt, "lease_s": plan.lease_s}
         found = self._control.ask("split", model=self._model, shares=msgspec.to_builtins(shares), **asked)
-        return Path(str(found["journal"]))
+        return str(found["journal"])
+
+    def journal(self, name: str) -> Journal:
+        """Return the journal of outcomes by its name."""
+        return self._control.journal(name)
 
     def lives(self) -> Mapping[str, object]:
         """Return the process ids of the engines on trial, by release."""

@@ -18,7 +18,7 @@ from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Merge, Store
 from clients.rollout.traffic import release_shares_now
 from ensemble_configs.split.outcome import Outcome
-from ensemble_configs.split.outcome_journal import JournalLine, JournalReader
+from ensemble_configs.split.outcome_journal import Journal, JournalLine
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServingError
 
@@ -30,8 +30,11 @@ _COUNT_S = 0.5
 class SplittingServer(Protocol):
     """A server that splits requests (`clients.rollout.local_server.LocalServer`)."""
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
-        """Split the requests until the plan's lease is over, and return the outcomes' journal."""
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str:
+        """Split the requests until the plan's lease is over, and return the name of the outcomes' journal."""
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal by its name."""
 
 
 class ServerSplit:
@@ -61,7 +64,7 @@ class ServerSplit:
         self._tell = tell
         self._last_message = ""
         with Store(path) as store:  # a server may be away for long
-            self._journals = {name: JournalReader(Path(name)) for name in store.journals(number)}
+            self._journals: dict[str, Journal] = {name: server.journal(name) for name in store.journals(number)}
         self._counting = threading.Lock()  # from a cursor's reading to its writing
         self._closing = threading.Event()
         self._threads = [
@@ -99,8 +102,8 @@ class ServerSplit:
         state = (rollout.phase, rollout.step)
         if rollout.phase.is_over or (self._told and self._told[0] == state and now_s < self._told[1] + _REFRESH_S):
             return
-        journal = self._server.split(rollout, plan, release_shares_now(rollout, plan))
-        self._journals.setdefault(str(journal), JournalReader(journal))
+        name = self._server.split(rollout, plan, release_shares_now(rollout, plan))
+        self._journals.setdefault(name, self._server.journal(name))
         self._told = (state, now_s)
         self._last_message = ""
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -103,6 +103,13 @@ class JournalPart(NamedTuple):
 
     lines: list[JournalLine]
     cursor: Cursor
+
+
+class Journal(Protocol):
+    """A journal that can be read: on this machine (`JournalReader`), or on another one."""
+
+    def read(self, cursor: Cursor) -> JournalPart:
+        """Return the whole lines behind a cursor, some megabytes at most; call it again until there are none."""
 
 
 class JournalReader:

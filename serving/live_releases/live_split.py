@@ -4,6 +4,7 @@
 A Triton that is started anew begins without a split, until the rollout says it again.
 """
 
+import hashlib
 import shutil
 import threading
 import time
@@ -15,6 +16,7 @@ import msgspec
 
 from ensemble_configs.changes.release_changes import model_named
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.split.outcome_journal import JournalReader
 from ensemble_configs.split.release_split import ReleaseShare, ReleaseSplit, SplitFile
 from trireme.base.errors import RequestError
 from trireme.base.unix_rpc import Handler, Say
@@ -36,6 +38,13 @@ class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
     shares: Annotated[tuple[ReleaseShare, ...], msgspec.Meta(min_length=1, max_length=64)]
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
     model: str | None = None
+
+
+class JournalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a journal that is asked for. Attributes: `cursor`: how far each of its files has been read."""
+
+    name: str
+    cursor: Annotated[dict[str, Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=100_000)]
 
 
 class Served(Protocol):
@@ -63,8 +72,12 @@ class LiveSplit:
         self._lock = threading.Lock()
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by operation: ``split`` takes a `SplitRequest`, and answers with the ``journal``."""
-        return {"split": self._set}
+        """Return the handlers by operation.
+
+        ``split`` takes a `SplitRequest`, and answers with the name of the ``journal``. ``journal`` takes a
+        `JournalRequest`, and answers with the lines behind its cursor, for a rollout on another machine.
+        """
+        return {"split": self._set, "journal": self._read}
 
     def _set(self, question: Mapping[str, object], say: Say) -> Mapping[str, object]:
         del say
@@ -74,7 +87,9 @@ class LiveSplit:
             raise RequestError(f"the split cannot be read: {exc}", field="split") from exc
         _check(asked, self._live.spec)
         model = model_named(self._live.spec, asked.model)
-        journal = self._folder / _FOLDER / f"{model.name}-{asked.rollout}"
+        # Rollouts of two stores may have one number, and no two rollouts have one seed.
+        of_seed = hashlib.sha256(asked.hash_seed.encode()).hexdigest()[:8]
+        journal = self._folder / _FOLDER / f"{model.name}-{asked.rollout}-{of_seed}"
         split = ReleaseSplit(
             rollout=asked.rollout,
             step=asked.step,
@@ -90,6 +105,22 @@ class LiveSplit:
                 journal.mkdir(parents=True)
             SplitFile(self._live.run_dir(), model.triton_prefix).write(split)
         return {"journal": str(journal)}
+
+    def _read(self, question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        del say
+        try:
+            asked = msgspec.convert({name: value for name, value in question.items() if name != "op"}, JournalRequest)
+        except msgspec.ValidationError as exc:
+            raise RequestError(f"the journal cannot be read: {exc}", field="journal") from exc
+        journal = Path(asked.name)
+        if journal.parent != self._folder / _FOLDER:
+            raise RequestError(
+                f"{asked.name!r} is no journal of this server; name the one that `split` answered with",
+                field="name",
+                value=asked.name,
+            )
+        found: dict[str, object] = msgspec.to_builtins(JournalReader(journal).read(asked.cursor)._asdict())
+        return found
 
     def _forget_earlier(self, model: str) -> None:
         """Remove the journals of rollouts that are over: a model has one at a time."""

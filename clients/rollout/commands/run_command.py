@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from clients.rollout.api_access import ApiAccess
+from clients.rollout.api_access import access_of
 from clients.rollout.choice import StoreOption, alone_on, open_rollout, store_of
 from clients.rollout.commands.api_options import CertOption, KeyOption, TokenOption
 from clients.rollout.drive import drive
@@ -13,6 +13,7 @@ from clients.rollout.records.rollout_plan import read_plan
 from clients.rollout.records.store import Store
 from clients.server_folder import ServerOption, server_folder
 from trireme.base.errors import SpecError
+from trireme.base.http_access import HttpAccess
 
 
 def run(
@@ -53,5 +54,5 @@ def run(
             folder,
             host=host or plan.host,
             port=plan.port if port is None else port,
-            access=ApiAccess(cert_file, key_file, token_file).over(ApiAccess.of(plan)),
+            access=HttpAccess(cert_file, key_file, token_file).over(access_of(plan)),
         )

@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from clients.rollout.api_access import ApiAccess
+from clients.rollout.api_access import access_of, check_access
 from clients.rollout.choice import StoreOption, WhyOption, alone_on, store_of
 from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
 from clients.rollout.commands.estimate_command import MatchOption, PrometheusOption, tell_estimate
 from clients.rollout.drive import drive, local_server, tell
-from clients.rollout.http_thread import listen
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
 from clients.rollout.records.rollout_plan import (
@@ -28,6 +27,7 @@ from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, rea
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
 from clients.server_folder import ServerOption, server_folder
 from trireme.base.errors import RequestError
+from trireme.base.http_thread import listen
 
 ModelOption = Annotated[str | None, typer.Option(help="The model, where the server has several.")]
 
@@ -230,8 +230,8 @@ def start(
     )
     _refuse_server_split(plan)
     check_plan(plan)  # what is wrong is told before anything is begun
-    access = ApiAccess.of(plan)
-    access.check(host, plan)
+    access = access_of(plan)
+    check_access(access, host, plan)
     listen(host, port).close()
     tell_estimate(plan, status, prometheus, match)
     with alone_on(folder, path), Store(path) as kept:

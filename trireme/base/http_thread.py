@@ -17,7 +17,7 @@ _BACKLOG = 128  # many clients ask at the same second
 _MAX_LINE_BYTES = 65_536  # in a request's head: a proxy may add a client's certificate
 _FINISH_S = 2.0  # as long as a client waits for its answer (`clients.rollout.routing.rollout_client`)
 
-_log = logging.getLogger("trireme.rollout.http")
+_log = logging.getLogger("trireme.http")
 # Bytes that are no HTTP could fill the log, and anybody can send them.
 _log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
