@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The releases of a server on this machine, through its control socket and its gRPC endpoint."""
+"""The releases of a server, through its control and its gRPC endpoint; the control may be another machine's."""
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
@@ -26,13 +26,25 @@ _TRY_PROMPT = "Count from one to ten."
 
 
 class Control(Protocol):
-    """The control of a server, on this machine or another one."""
+    """The control of a server, on this machine (`clients.server_control`) or another one (`clients.remote_control`).
+
+    Attributes:
+        controller: the process that asks; "": none that steers the server.
+    """
+
+    controller: str
 
     def ask(self, operation: str, **question: object) -> Mapping[str, object]:
         """Do one thing, and wait until it is done."""
 
     def journal(self, name: str) -> Journal:
         """Return the journal of outcomes that the server calls by a name."""
+
+    def journal_name(self, answer: Mapping[str, object]) -> str:
+        """Return what `journal` takes, of the answer of `split`; no two servers have journals of one name."""
+
+    def seen_from_here(self, status: Mapping[str, object]) -> Mapping[str, object]:
+        """Return a server's status with the addresses by which this machine reaches it."""
 
 
 class LocalServer:
@@ -55,7 +67,7 @@ class LocalServer:
             ServingError: the server has several models and none is named, or not this one.
             Unavailable: the server does not answer.
         """
-        found = self._control.ask("status")
+        found = self._control.seen_from_here(self._control.ask("status"))
         models = [each for each in _models(found) if self._model in (None, each["name"])]
         if len(models) != 1:
             names = ", ".join(str(each["name"]) for each in _models(found))
@@ -94,7 +106,7 @@ class LocalServer:
         """
         asked = {"rollout": rollout.id, "step": rollout.step, "hash_seed": plan.salt, "lease_s": plan.lease_s}
         found = self._control.ask("split", model=self._model, shares=msgspec.to_builtins(shares), **asked)
-        return str(found["journal"])
+        return self._control.journal_name(found)
 
     def journal(self, name: str) -> Journal:
         """Return the journal of outcomes by its name."""

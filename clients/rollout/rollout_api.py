@@ -37,7 +37,7 @@ from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError
-from trireme.base.http_access import HttpAccess
+from trireme.base.http_access import AcceptedKeys, HttpAccess
 from trireme.base.http_thread import HttpThread, listen
 
 _MAX_BODY_BYTES = 16 << 20
@@ -97,7 +97,7 @@ class RolloutApi:
         self._judged_at_s: float | None = None
         self._silence_s = silence_s
         self._counting = ThreadPoolExecutor(1)  # the store takes one batch at a time; the split does not wait for them
-        self._access = access
+        self._keys = AcceptedKeys(access)
         tls = access.tls()
         listener = listen(host, port)
         scheme, named = "http" if tls is None else "https", f"[{host}]" if ":" in host else host
@@ -215,7 +215,7 @@ class RolloutApi:
             ServerError: the keys cannot be read now; why is for the operator alone.
         """
         try:
-            is_accepted = self._access.accepts(request.headers.get("Authorization", ""))
+            is_accepted = self._keys.accepts(request.headers.get("Authorization", ""))
         except SpecError as exc:
             _log.warning("nobody is let in: %s", exc.message)
             raise ServerError("the keys of this rollout cannot be read now; ask again later") from None

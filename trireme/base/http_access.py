@@ -4,6 +4,8 @@
 import hmac
 import ipaddress
 import ssl
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ from trireme.base.errors import SpecError
 
 _LEAST_CHARS = 16
 _BEARER = "bearer "
+_CLOCK_S = 2.0  # the times of files go in steps, of two seconds at most
 
 
 class HttpAccess(NamedTuple):
@@ -89,18 +92,53 @@ class HttpAccess(NamedTuple):
             )
         return frozenset(line.encode() for line in found)
 
+
+class AcceptedKeys:
+    """The keys that are accepted now: their file is read again when it has changed.
+
+    Args:
+        access: names the file.
+        now_s: seconds since 1970, as times of files are.
+    """
+
+    def __init__(self, access: HttpAccess, now_s: Callable[[], float] = time.time) -> None:
+        self._access, self._now_s = access, now_s
+        self._read: tuple[object, frozenset[bytes] | None] | None = None
+
     def accepts(self, authorization: str) -> bool:
         """Return whether a caller's `Authorization` holds a key that is accepted now, in a time that tells nothing.
 
         Raises:
-            SpecError: as `keys`.
+            SpecError: as `HttpAccess.keys`.
         """
-        keys = self.keys()
+        keys = self._keys()
         if keys is None:
             return True
         is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
         brought = authorization[len(_BEARER) :].strip().encode("utf-8", "surrogateescape") if is_bearer else b""
         return any([hmac.compare_digest(brought, key) for key in keys])  # noqa: C419  # all of them, whichever fits
+
+    def _keys(self) -> frozenset[bytes] | None:
+        if self._access.token_file is None:
+            return None
+        state = self._state(self._access.token_file)
+        if state is not None and self._read is not None and self._read[0] == state:
+            return self._read[1]
+        self._read = None
+        keys = self._access.keys()
+        if state is not None:
+            self._read = (state, keys)
+        return keys
+
+    def _state(self, file: Path) -> tuple[int, ...] | None:
+        """Return what changes with a file; None: it is so new that another change might not show."""
+        try:
+            found = file.stat()
+        except OSError:
+            return None
+        if abs(self._now_s() - found.st_ctime) < _CLOCK_S:
+            return None
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _is_key(line: str) -> bool:

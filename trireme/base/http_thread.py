@@ -16,6 +16,9 @@ from trireme.base.errors import SpecError
 _BACKLOG = 128  # many clients ask at the same second
 _MAX_LINE_BYTES = 65_536  # in a request's head: a proxy may add a client's certificate
 _FINISH_S = 2.0  # as long as a client waits for its answer (`clients.rollout.routing.rollout_client`)
+_MAX_CONNECTIONS = 1000
+_HANDSHAKE_S = 10.0
+_RETRY_S = 0.1
 
 _log = logging.getLogger("trireme.http")
 # Bytes that are no HTTP could fill the log, and anybody can send them.
@@ -29,16 +32,28 @@ class HttpThread:
         listener: a socket of `listen`.
         silence_s: how long a connection may bring no whole head of a request, in seconds.
         tls: the context of its connections; None: they have no TLS.
+        max_connections: number of connections, with those whose handshake goes on; one more is closed at once.
+        lingering_s: how long the rest of a request is read that was answered before its end, in seconds.
     """
 
     def __init__(
-        self, app: web.Application, listener: socket.socket, *, silence_s: float, tls: ssl.SSLContext | None = None
+        self,
+        app: web.Application,
+        listener: socket.socket,
+        *,
+        silence_s: float,
+        tls: ssl.SSLContext | None = None,
+        max_connections: int = _MAX_CONNECTIONS,
+        lingering_s: float = 10.0,
     ) -> None:
+        self._listener = listener
+        self._silence_s, self._lingering_s = silence_s, lingering_s
+        self._tls = tls
+        self._max_connections = max_connections
+        self._begun: set[asyncio.Task[None]] = set()  # connections whose handshake goes on
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(app, listener, silence_s, tls), name="http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(app,), name="http", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -47,29 +62,57 @@ class HttpThread:
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
-    def _run(self, app: web.Application, listener: socket.socket, silence_s: float, tls: ssl.SSLContext | None) -> None:
+    def _run(self, app: web.Application) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve(app, listener, silence_s, tls))
+            runner.run(self._serve(app))
 
-    async def _serve(
-        self, app: web.Application, listener: socket.socket, silence_s: float, tls: ssl.SSLContext | None
-    ) -> None:
+    async def _serve(self, app: web.Application) -> None:
         runner = web.AppRunner(
             app,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=silence_s,  # from the connection on, and again after each answer
+            keepalive_timeout=self._silence_s,  # from the connection on, and again after each answer
+            lingering_time=self._lingering_s,
             logger=_log,
             max_field_size=_MAX_LINE_BYTES,
             max_line_size=_MAX_LINE_BYTES,
             shutdown_timeout=_FINISH_S,
         )
         await runner.setup()
+        assert runner.server is not None
+        accepting = asyncio.create_task(self._accept(runner.server))
         try:
-            await web.SockSite(runner, listener, backlog=_BACKLOG, ssl_context=tls).start()
             await self._closing.wait()
         finally:
+            accepting.cancel()
+            self._listener.close()
             await runner.cleanup()
+
+    async def _accept(self, server: web.Server) -> None:
+        """Take connections; aiohttp's own sites take any number, and count none before its handshake."""
+        self._listener.setblocking(False)
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError as exc:  # such as for want of descriptors
+                _log.warning("no connection is taken now: %s", exc)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self._begun) + len(server.connections) >= self._max_connections:
+                connection.close()
+                continue
+            task = self._loop.create_task(self._begin(server, connection))
+            self._begun.add(task)
+            task.add_done_callback(self._begun.discard)
+
+    async def _begin(self, server: web.Server, connection: socket.socket) -> None:
+        timeout_s = None if self._tls is None else _HANDSHAKE_S
+        try:
+            await self._loop.connect_accepted_socket(
+                server, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=timeout_s
+            )
+        except (OSError, TimeoutError):  # no TLS, or one without trust in the certificate
+            connection.close()
 
 
 def listen(host: str, port: int) -> socket.socket:
