@@ -18,7 +18,7 @@ from trireme.base.unix_rpc import Handler, Message, Say
 
 _log = logging.getLogger("trireme.control_api")
 
-_MOST_RUNNING = 16  # a controller has three at a time
+MOST_RUNNING = 16  # a controller has three at a time
 _MAX_CHARS = 1 << 16  # of a text; a longer one is cut
 
 
@@ -37,7 +37,7 @@ class RunningOperations:
         most: number that may run at a time.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler], *, most: int = _MOST_RUNNING) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], *, most: int = MOST_RUNNING) -> None:
         self._handlers = handlers
         self._most = most
         self._callers: dict[bytes, set[asyncio.Queue[Line]]] = {}  # by operation and question

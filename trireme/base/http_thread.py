@@ -80,30 +80,40 @@ class HttpThread:
         )
         await runner.setup()
         assert runner.server is not None
-        accepting = asyncio.create_task(self._accept(runner.server))
+        self._listener.setblocking(False)
+        self._watch(runner.server)
         try:
             await self._closing.wait()
         finally:
-            accepting.cancel()
+            self._loop.remove_reader(self._listener)
             self._listener.close()
+            for task in self._begun:
+                task.cancel()
+            await asyncio.gather(*self._begun, return_exceptions=True)
             await runner.cleanup()
 
-    async def _accept(self, server: web.Server) -> None:
-        """Take connections; aiohttp's own sites take any number, and count none before its handshake."""
-        self._listener.setblocking(False)
-        while True:
-            try:
-                connection, _ = await self._loop.sock_accept(self._listener)
-            except OSError as exc:  # such as for want of descriptors
-                _log.warning("no connection is taken now: %s", exc)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if len(self._begun) + len(server.connections) >= self._max_connections:
-                connection.close()
-                continue
-            task = self._loop.create_task(self._begin(server, connection))
-            self._begun.add(task)
-            task.add_done_callback(self._begun.discard)
+    def _watch(self, server: web.Server) -> None:
+        if not self._closing.is_set():
+            self._loop.add_reader(self._listener, self._accept, server)
+
+    def _accept(self, server: web.Server) -> None:
+        """Take a connection; aiohttp's own sites take any number, and count none before its handshake."""
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # its caller has gone
+            return
+        except OSError as exc:  # such as for want of descriptors
+            _log.warning("no connection is taken now: %s", exc)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_RETRY_S, self._watch, server)
+            return
+        if len(self._begun) + len(server.connections) >= self._max_connections:
+            connection.close()
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._begin(server, connection))
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
 
     async def _begin(self, server: web.Server, connection: socket.socket) -> None:
         timeout_s = None if self._tls is None else _HANDSHAKE_S
@@ -113,6 +123,9 @@ class HttpThread:
             )
         except (OSError, TimeoutError):  # no TLS, or one without trust in the certificate
             connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise
 
 
 def listen(host: str, port: int) -> socket.socket:

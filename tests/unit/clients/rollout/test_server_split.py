@@ -19,7 +19,7 @@ from clients.rollout.server_split import ServerSplit
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
-from ensemble_configs.split.outcome_journal import JournalReader, JournalWriter
+from ensemble_configs.split.outcome_journal import JournalPart, JournalReader, JournalWriter
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import Unavailable
 
@@ -146,3 +146,32 @@ def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
     keeper(world, server).close()
     writer.close()
     assert num_counted(world, 1) == 6 * 300
+
+
+class Away(JournalReader):
+    """A journal of a server that is away."""
+
+    def read(self, *_: object, **__: object) -> JournalPart:
+        raise Unavailable("nobody is there", reason="unreachable")
+
+
+def test_a_journal_that_cannot_be_read_holds_up_no_other_and_ends_nothing(tmp_path: Path) -> None:
+    class Two(Server):
+        def journal(self, name: str) -> JournalReader:
+            return Away(Path(name)) if name.endswith("away") else JournalReader(Path(name))
+
+    world, server = World(tmp_path, split_by=SplitBy.SERVER), Two(tmp_path / "journal")
+    enter(world, Phase.RUNNING, step=1)
+    with Store(world.path) as store:
+        store.add_journal(world.number, str(tmp_path / "away"), {}, {})
+    told: list[str] = []
+    split = ServerSplit(world.path, world.number, server, Gate(GateSpec()), tell=told.append)
+    wait_until(lambda: bool(server.told))
+    writer = JournalWriter(server.folder, "ensemble-1")
+    writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm="candidate", ttft_ms=5.0))
+    wait_until(lambda: num_counted(world, 1) == 1)
+    time.sleep(1.1)
+    split.close()
+    writer.close()
+    waiting = [text for text in told if text.startswith("outcomes wait to be counted: ")]
+    assert 1 <= len(waiting) <= 2, "once, and once at its end"
