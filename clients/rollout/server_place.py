@@ -32,11 +32,18 @@ def folder_of(server: str) -> Path:
     return Path("build") / f"{address.host.replace(':', '_')}-{address.port}"
 
 
+def _parsed(server: str) -> Path:
+    try:
+        return folder_of(server)
+    except RequestError as exc:
+        raise typer.BadParameter(exc.message) from exc
+
+
 ServerOption = Annotated[
     Path | None,
     typer.Option(
         "--server",
-        parser=folder_of,
+        parser=_parsed,
         metavar="FOLDER|URL",
         help="The server of the rollout, as `trireme rollout start` was told it; none: the only one here.",
     ),
