@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a rollout may ask a server for: its releases, its split, its outcomes, and to be the one that steers it."""
+"""The operations of a server for a rollout: its releases, its split, its outcomes, and the right to steer it."""
 
 from pathlib import Path
 

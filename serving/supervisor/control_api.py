@@ -55,6 +55,7 @@ class ControlApi:
         self.port = int(listener.getsockname()[1])
         app = web.Application(client_max_size=MAX_BYTES)
         app.router.add_post("/control/{operation}", self._answer)
+        app.on_shutdown.append(self._end)
         self._http = HttpThread(
             app,
             listener,
@@ -67,6 +68,9 @@ class ControlApi:
     def close(self) -> None:
         """Take no more calls, and end the connections; what was begun goes on, and nobody hears of its end."""
         self._http.close()
+
+    async def _end(self, _: web.Application) -> None:
+        self._operations.end()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -83,7 +87,8 @@ class ControlApi:
                     line = await asyncio.wait_for(lines.get(), ALIVE_S)
                 except TimeoutError:
                     line = _ALIVE
-                await response.write(line.data + b"\n")
+                if line.data:
+                    await response.write(line.data + b"\n")
         finally:
             self._operations.leave(lines)
         return response

@@ -23,7 +23,7 @@ _MAX_CHARS = 1 << 16  # of a text; a longer one is cut
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line of an answer, as JSON; the last one of an operation ends it."""
+    """A line of an answer, as JSON; the last one of an operation ends it, or an empty one if its end is not known."""
 
     data: bytes
     is_last: bool = False
@@ -68,6 +68,13 @@ class RunningOperations:
         for callers in self._callers.values():
             callers.discard(lines)
 
+    def end(self) -> None:
+        """Send all callers away, without the end of their operations, which go on."""
+        for callers in self._callers.values():
+            for lines in callers:
+                lines.put_nowait(Line(b"", is_last=True))
+            callers.clear()
+
     def _begin(self, key: bytes, operation: str, question: Message) -> None:
         loop = asyncio.get_running_loop()
 
@@ -87,7 +94,7 @@ class RunningOperations:
             raise Unavailable(f"the server has no thread for {operation} now", reason="busy") from exc
 
     def _tell(self, key: bytes, line: Line) -> None:
-        callers = self._callers.pop(key) if line.is_last else self._callers[key]
+        callers = self._callers.pop(key, set()) if line.is_last else self._callers.get(key, set())
         for lines in callers:
             lines.put_nowait(line)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rollout at a time steers a server: by its lease, over restarts of its process, and through long operations."""
+"""A server is steered by one rollout at a time: by its lease, over restarts of its process, in long operations."""
 
 from collections.abc import Mapping
 from typing import Any
