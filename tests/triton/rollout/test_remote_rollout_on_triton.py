@@ -28,7 +28,7 @@ STEP_S = 60.0
 class Controller:
     """Another machine: a folder of its own, from which nothing of the server's is named."""
 
-    def __init__(self, folder: Path, url: str, ca: Path, key: str = KEY) -> None:
+    def __init__(self, folder: Path, url: str, ca: Path, *, key: str) -> None:
         folder.mkdir()
         shutil.copy(ca, folder / "ca.crt")
         (folder / "key.txt").write_text(f"{key}\n")
@@ -119,8 +119,8 @@ def controller_of(remote: tuple[Site, str, Path], tmp_path: Path) -> Iterator[Ca
     """Yield a function that makes another machine of a name."""
     made: list[Controller] = []
 
-    def make(name: str, **key: str) -> Controller:
-        made.append(Controller(tmp_path / name, *remote[1:], **key))
+    def make(name: str, *, key: str = KEY) -> Controller:
+        made.append(Controller(tmp_path / name, *remote[1:], key=key))
         return made[-1]
 
     yield make
