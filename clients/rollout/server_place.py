@@ -13,7 +13,6 @@ import typer
 from clients.access import Access
 from clients.remote_control import RemoteControl, control_address
 from clients.rollout.local_server import Control
-from clients.rollout.records.rollout_plan import Plan
 from clients.server_control import ServerControl
 from clients.server_folder import server_folder
 from trireme.base.errors import RequestError
@@ -124,11 +123,6 @@ def server_place(server: str | None, ca_file: Path | None, token_file: Path | No
         )
     ca = "" if ca_file is None else str(ca_file.absolute())
     return ServerPlace(folder_of(server), address.url, ca, str(token_file.absolute()))
-
-
-def place_of(plan: Plan, folder: Path) -> ServerPlace:
-    """Return the place of a plan's server; `folder`: of one on this machine."""
-    return ServerPlace(folder, plan.server_url, plan.server_ca_file, plan.server_token_file)
 
 
 def _is_address(server: str) -> bool:
