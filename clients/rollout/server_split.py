@@ -18,7 +18,7 @@ from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Merge, Store
 from clients.rollout.traffic import release_shares_now
 from ensemble_configs.split.outcome import Outcome
-from ensemble_configs.split.outcome_journal import JournalLine, JournalReader
+from ensemble_configs.split.outcome_journal import Journal, JournalLine
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServingError
 
@@ -30,8 +30,11 @@ _COUNT_S = 0.5
 class SplittingServer(Protocol):
     """A server that splits requests (`clients.rollout.local_server.LocalServer`)."""
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
-        """Split the requests until the plan's lease is over, and return the outcomes' journal."""
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str:
+        """Split the requests until the plan's lease is over, and return the name of the outcomes' journal."""
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal by its name."""
 
 
 class ServerSplit:
@@ -59,9 +62,9 @@ class ServerSplit:
         self._server = server
         self._judge = judge
         self._tell = tell
-        self._last_message = ""
+        self._last_messages: dict[str, str] = {}  # by thread
         with Store(path) as store:  # a server may be away for long
-            self._journals = {name: JournalReader(Path(name)) for name in store.journals(number)}
+            self._journals: dict[str, Journal] = {name: server.journal(name) for name in store.journals(number)}
         self._counting = threading.Lock()  # from a cursor's reading to its writing
         self._closing = threading.Event()
         self._threads = [
@@ -73,11 +76,11 @@ class ServerSplit:
             thread.start()
 
     def close(self) -> None:
-        """Stop, and count what is left; the lease of the split ends by itself."""
+        """Stop, and count what is left, if the server is there; the lease of the split ends by itself."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
-        self.count()
+        self.count()  # where the server is away, `trireme rollout run` counts the rest, or nobody needs it
 
     def _repeat(self, work: Callable[[Store], None], period_s: float) -> None:
         with Store(self._path) as store:
@@ -88,9 +91,10 @@ class ServerSplit:
                     self._tell_once(f"the split waits: {exc}")
 
     def _tell_once(self, text: str) -> None:
-        if text != self._last_message:
+        of_thread = threading.current_thread().name
+        if text != self._last_messages.get(of_thread):
             self._tell(text)
-        self._last_message = text
+        self._last_messages[of_thread] = text
 
     def _keep(self, store: Store) -> None:
         """Tell the server a split that has changed at once, and any split once a second."""
@@ -99,10 +103,10 @@ class ServerSplit:
         state = (rollout.phase, rollout.step)
         if rollout.phase.is_over or (self._told and self._told[0] == state and now_s < self._told[1] + _REFRESH_S):
             return
-        journal = self._server.split(rollout, plan, release_shares_now(rollout, plan))
-        self._journals.setdefault(str(journal), JournalReader(journal))
+        name = self._server.split(rollout, plan, release_shares_now(rollout, plan))
+        self._journals.setdefault(name, self._server.journal(name))
         self._told = (state, now_s)
-        self._last_message = ""
+        self._last_messages.pop(threading.current_thread().name, None)
 
     def count(self) -> None:
         """Count the outcomes that the server has written since the last call."""
@@ -110,21 +114,33 @@ class ServerSplit:
             self._count(store)
 
     def _count(self, store: Store) -> None:
+        """Count what each journal has; one that cannot be read now holds up no other."""
+        errors = []
         for name, journal in list(self._journals.items()):
-            with self._counting:
-                while True:
-                    part = journal.read(store.cursor(self._number, name))
-                    if not part.lines:
-                        break
-                    own = [line for line in part.lines if line.rollout == self._number]
-                    plan = read_plan(store.get(self._number).plan)
-                    store.add_journal(
-                        self._number,
-                        name,
-                        part.cursor,
-                        {step: self._merge(lines) for step, lines in _by_step(own).items()},
-                        assigned=_assigned(own, plan),
-                    )
+            try:
+                with self._counting:
+                    self._count_journal(store, name, journal)
+            except (ServingError, OSError) as exc:
+                errors.append(exc)
+        if errors:
+            self._tell_once(f"outcomes wait to be counted: {errors[0]}")
+        else:
+            self._last_messages.pop(threading.current_thread().name, None)
+
+    def _count_journal(self, store: Store, name: str, journal: Journal) -> None:
+        while True:
+            part = journal.read(store.cursor(self._number, name))
+            if not part.lines:
+                return
+            own = [line for line in part.lines if line.rollout == self._number]
+            plan = read_plan(store.get(self._number).plan)
+            store.add_journal(
+                self._number,
+                name,
+                part.cursor,
+                {step: self._merge(lines) for step, lines in _by_step(own).items()},
+                assigned=_assigned(own, plan),
+            )
 
     def _merge(self, lines: Sequence[JournalLine]) -> Merge:
         return partial(_merged, self._judge, lines)

@@ -58,6 +58,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         held_out: prompts that both releases answer before the candidate's first request; None: none.
         split_by: the one that splits; of two servers and for copies it is clients.
         cert_file, key_file, token_file: of the API that clients ask (`clients.rollout.api_access`); "": none.
+        server_url: address of the control of a server on another machine; "": the server is on this one.
+        server_ca_file, server_token_file: of the access to that control; "": none.
     """
 
     mode: Mode = Mode.CANARY
@@ -87,6 +89,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cert_file: str = ""
     key_file: str = ""
     token_file: str = ""
+    server_url: str = ""
+    server_ca_file: str = ""
+    server_token_file: str = ""
 
     @property
     def arms(self) -> dict[str, float]:
