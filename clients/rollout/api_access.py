@@ -113,7 +113,7 @@ class ApiAccess(NamedTuple):
         """
         is_safe = self.tls() is not None
         has_key = self.keys() is not None
-        if _is_loopback(host) or (plan.split_by is SplitBy.SERVER and not has_key):
+        if _is_loopback(host) or (plan.split_by is not SplitBy.CLIENTS and not has_key):
             return
         if not has_key:
             raise RequestError(

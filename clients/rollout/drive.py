@@ -15,8 +15,12 @@ from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
-from clients.rollout.server_split import ServerSplit
+from clients.rollout.server_split import ServerSplit, SplittingServer
+from clients.rollout.steering import Steering
 from clients.rollout.two_servers import TwoServers
+from clients.rollout.weights.named_weights import weights_named
+from clients.rollout.weights.part_of_two import PartOfTwo
+from clients.rollout.weights.router import Router
 from clients.server_control import ServerControl
 from trireme.base.errors import Unavailable
 from trireme.base.unix_socket import CONTROL_SOCKET
@@ -42,21 +46,20 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
     judge = judge_of(plan)
     first = local_server(folder, rollout.model)
     prefix = _prefix(first)
-    controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
+    server = _servers(plan, first, rollout.model)
+    controller = Controller(kept, rollout.id, server, judge, steering=_steering(plan, rollout.id), tell=tell)
     api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
     with contextlib.closing(api), contextlib.ExitStack() as held:
-        if plan.split_by is SplitBy.SERVER:
-            held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, first, judge, tell=tell)))
-            tell(f"rollout {rollout.id}: the server splits")
-        else:
-            tell(f"rollout {rollout.id}: clients ask {api.url}/split")
+        if splitting := _splitting(plan, first, rollout.model):
+            held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, splitting, judge, tell=tell)))
+        tell(f"rollout {rollout.id}: {_who_splits(plan, api.url)}")
         try:
             while not (rollout := controller.tick()).phase.is_over:
                 time.sleep(_TICK_S)
         except KeyboardInterrupt:
             tell(
-                f"rollout {rollout.id} is still {rollout.phase}, and nobody drives it: all requests go to the stable "
-                f"release within {plan.lease_s:g} s; `trireme rollout run` goes on"
+                f"rollout {rollout.id} is still {rollout.phase}, and nobody drives it: {_without_us(plan)}; "
+                "`trireme rollout run` goes on"
             )
             raise
     if rollout.phase is Phase.ROLLED_BACK:
@@ -78,6 +81,45 @@ def _servers(plan: Plan, first: LocalServer, model: str) -> Server:
         return first
     second = local_server(Path(plan.second_server), model)
     return TwoServers(first, second, plan.home_release, plan.home_stable, drain_timeout_s=plan.drain_timeout_s)
+
+
+def _steering(plan: Plan, number: int) -> Steering | None:
+    """Return the router of a plan; wait while its weights cannot be read. None: there is none."""
+    message = ""
+    while plan.weights:
+        try:
+            return Router(weights_named(plan), plan, number, tell=tell)
+        except Unavailable as exc:
+            if exc.message != message:
+                tell(f"waiting for {plan.weights}: {exc.message}")
+            message = exc.message
+            time.sleep(_TICK_S)
+    return None
+
+
+def _splitting(plan: Plan, first: LocalServer, model: str) -> list[SplittingServer]:
+    match plan.split_by:
+        case SplitBy.SERVER:
+            return [first]
+        case SplitBy.ROUTER:
+            second = local_server(Path(plan.second_server), model)
+            return [PartOfTwo(first, plan.stable), PartOfTwo(second, plan.candidate)]
+    return []
+
+
+def _who_splits(plan: Plan, url: str) -> str:
+    match plan.split_by:
+        case SplitBy.SERVER:
+            return "the server splits"
+        case SplitBy.ROUTER:
+            return f"{plan.weights} splits, by weights that this process moves"
+    return f"clients ask {url}/split"
+
+
+def _without_us(plan: Plan) -> str:
+    if plan.split_by is SplitBy.ROUTER:
+        return f"the weights of {plan.weights} stay as they are"
+    return f"all requests go to the stable release within {plan.lease_s:g} s"
 
 
 def _prefix(local: LocalServer) -> str:

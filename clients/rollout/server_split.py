@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split that a server makes, and what it tells of the requests: one thread keeps the split, one counts outcomes.
+"""The split that servers make, and what they tell of the requests: one thread keeps the split, one counts outcomes.
 
-The server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
+A server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
 read from the journal and counted with the cursor in one transaction: each once, whoever was killed.
 """
 
@@ -30,8 +30,8 @@ _COUNT_S = 0.5
 class SplittingServer(Protocol):
     """A server that splits requests (`clients.rollout.local_server.LocalServer`)."""
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
-        """Split the requests until the plan's lease is over, and return the outcomes' journal."""
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path | None:
+        """Split the requests until the plan's lease is over, and return the outcomes' journal; None: it has none."""
 
 
 class ServerSplit:
@@ -40,7 +40,7 @@ class ServerSplit:
     Args:
         path: file of the store.
         number: number of the rollout.
-        server: the server that splits.
+        servers: those that split.
         judge: makes evidence of outcomes.
         tell: reporter of messages for people.
     """
@@ -49,14 +49,14 @@ class ServerSplit:
         self,
         path: Path,
         number: int,
-        server: SplittingServer,
+        servers: Sequence[SplittingServer],
         judge: Judge,
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._path = path
         self._number = number
-        self._server = server
+        self._servers = tuple(servers)
         self._judge = judge
         self._tell = tell
         self._last_message = ""
@@ -68,7 +68,7 @@ class ServerSplit:
             threading.Thread(target=self._repeat, args=(work, period_s), name=work.__name__, daemon=True)
             for work, period_s in ((self._keep, _LOOK_S), (self._count, _COUNT_S))
         ]
-        self._told: tuple[object, float] | None = None
+        self._told: dict[SplittingServer, tuple[object, float]] = {}
         for thread in self._threads:
             thread.start()
 
@@ -93,19 +93,32 @@ class ServerSplit:
         self._last_message = text
 
     def _keep(self, store: Store) -> None:
-        """Tell the server a split that has changed at once, and any split once a second."""
+        """Tell each server a split that has changed at once, and any split once a second."""
         rollout = store.get(self._number)
-        plan, now_s = read_plan(rollout.plan), time.monotonic()
-        state = (rollout.phase, rollout.step)
-        if rollout.phase.is_over or (self._told and self._told[0] == state and now_s < self._told[1] + _REFRESH_S):
+        if rollout.phase.is_over:
             return
-        journal = self._server.split(rollout, plan, release_shares_now(rollout, plan))
-        self._journals.setdefault(str(journal), JournalReader(journal))
-        self._told = (state, now_s)
+        plan, failed = read_plan(rollout.plan), None
+        for server in self._servers:
+            try:
+                self._tell_split(server, rollout, plan)
+            except (ServingError, OSError) as exc:  # the others need to be told all the same
+                failed = exc
+        if failed is not None:
+            raise failed
         self._last_message = ""
 
+    def _tell_split(self, server: SplittingServer, rollout: Rollout, plan: Plan) -> None:
+        now_s, state = time.monotonic(), (rollout.phase, rollout.step)
+        told = self._told.get(server)
+        if told and told[0] == state and now_s < told[1] + _REFRESH_S:
+            return
+        journal = server.split(rollout, plan, release_shares_now(rollout, plan))
+        if journal is not None:
+            self._journals.setdefault(str(journal), JournalReader(journal))
+        self._told[server] = (state, now_s)
+
     def count(self) -> None:
-        """Count the outcomes that the server has written since the last call."""
+        """Count the outcomes that the servers have written since the last call."""
         with Store(self._path) as store:
             self._count(store)
 

@@ -26,6 +26,14 @@ from clients.rollout.records.rollout_plan import (
 from clients.rollout.records.store import Store
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
+from clients.rollout.weights.named_weights import check_weights
+from clients.rollout.weights.weight_options import (
+    AdminOption,
+    CandidateServiceOption,
+    StableServiceOption,
+    WeightsOption,
+    weight_fields,
+)
 from clients.server_folder import ServerOption, server_folder
 from trireme.base.errors import RequestError
 
@@ -111,12 +119,16 @@ def start(
             metavar="HOST:PORT", help="The second server's gRPC endpoint for clients.", show_default="as it listens"
         ),
     ] = None,
+    weights: WeightsOption = None,
+    envoy_admins: AdminOption = None,
+    stable_service: StableServiceOption = None,
+    candidate_service: CandidateServiceOption = None,
     split: Annotated[
         SplitBy | None,
         typer.Option(
             help="server: it splits the requests of every client, and tells how they end. clients: those that ask "
-            "for the split do, and all others get the stable release.",
-            show_default="server; clients with a second server, and for shadow",
+            "for the split do, and all others get the stable release. router: what --weights names does.",
+            show_default="server; clients with a second server, and for shadow; router with --weights",
         ),
     ] = None,
     model: ModelOption = None,
@@ -166,6 +178,11 @@ def start(
         max_copies=max_copies,
         keep_old=is_keeping_old or None,
         second_server=second_server,
+        weights=weights,
+    )
+    _refuse_without(weights=(weights, "second_server", second_server))
+    weighed = weight_fields(
+        weights, admins=envoy_admins, stable_service=stable_service, candidate_service=candidate_service
     )
     _refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
     _refuse_without(apart=(is_second_server_forced or None, "second_server", second_server))
@@ -183,7 +200,7 @@ def start(
     else:
         second = local_server(second_server, model)
         check_second(status, second.status(), second_server)
-        if why_not := why_second_server(local, found[0], is_forced=is_second_server_forced):
+        if why_not := why_second_server(local, found[0], is_forced=is_second_server_forced or bool(weighed)):
             tell(f"the second server is used: {why_not}")
             found[0], second_fields = plan_second_server(
                 releases,
@@ -225,14 +242,17 @@ def start(
         cert_file=_absolute(cert_file),
         key_file=_absolute(key_file),
         token_file=_absolute(token_file),
-        split_by=split or (SplitBy.CLIENTS if mode is Mode.SHADOW or second_fields else SplitBy.SERVER),
+        split_by=split or _split_by(mode, has_second=bool(second_fields), has_weights=bool(weighed)),
+        **weighed,
         **second_fields,
     )
-    _refuse_server_split(plan)
+    _refuse_other_splits(plan)
     check_plan(plan)  # what is wrong is told before anything is begun
     access = ApiAccess.of(plan)
     access.check(host, plan)
     listen(host, port).close()
+    if plan.weights:
+        check_weights(plan)
     tell_estimate(plan, status, prometheus, match)
     with alone_on(folder, path), Store(path) as kept:
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
@@ -246,6 +266,7 @@ _MODES_OF = {
     "max_copies": (Mode.SHADOW,),
     "keep_old": (Mode.CANARY, Mode.AB),
     "second_server": (Mode.CANARY, Mode.SHADOW),
+    "weights": (Mode.CANARY,),
 }
 
 
@@ -264,8 +285,21 @@ def _absolute(path: Path | None) -> str:
     return "" if path is None else str(path.absolute())  # the rollout may go on in another folder
 
 
-def _refuse_server_split(plan: Plan) -> None:
-    """Raise a RequestError where the server shall split what one server cannot."""
+def _split_by(mode: Mode, *, has_second: bool, has_weights: bool) -> SplitBy:
+    if has_weights:
+        return SplitBy.ROUTER
+    return SplitBy.CLIENTS if mode is Mode.SHADOW or has_second else SplitBy.SERVER
+
+
+def _refuse_other_splits(plan: Plan) -> None:
+    """Raise a RequestError where something shall split that cannot, or that is not there."""
+    if bool(plan.weights) != (plan.split_by is SplitBy.ROUTER):
+        raise RequestError(
+            f"split router and --weights go together, got split {plan.split_by} "
+            f"{'with' if plan.weights else 'without'} --weights; give both, or neither",
+            field="split",
+            value=str(plan.split_by),
+        )
     if plan.split_by is SplitBy.SERVER and (plan.mode is Mode.SHADOW or plan.second_server):
         what = "with a second server" if plan.second_server else "in the shadow"
         raise RequestError(

@@ -29,6 +29,7 @@ class SplitBy(StrEnum):
 
     SERVER = "server"  # its models do, for every client
     CLIENTS = "clients"  # clients that ask the rollout, and everybody else gets the stable release
+    ROUTER = "router"  # Envoy or a Gateway before two servers, by weights that the rollout moves
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         host, port: where clients ask for the split; 0: any port that was free.
         loaded_before: candidates that the server held before, and keeps when they are rolled back.
         held_out: prompts that both releases answer before the candidate's first request; None: none.
-        split_by: the one that splits; of two servers and for copies it is clients.
+        split_by: the one that splits; of two servers it is clients or a router, for copies clients.
+        weights: whose weights the rollout moves, ``envoy:FILE`` or ``gateway:NAMESPACE/ROUTE``; "": nobody's.
+        envoy_admins: addresses of the admin interfaces of the Envoys that read the file.
+        stable_service, candidate_service: names of both servers in the route of a Gateway.
         cert_file, key_file, token_file: of the API that clients ask (`clients.rollout.api_access`); "": none.
     """
 
@@ -87,6 +91,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cert_file: str = ""
     key_file: str = ""
     token_file: str = ""
+    weights: str = ""
+    envoy_admins: tuple[str, ...] = ()
+    stable_service: str = ""
+    candidate_service: str = ""
 
     @property
     def arms(self) -> dict[str, float]:

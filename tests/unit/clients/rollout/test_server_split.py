@@ -41,7 +41,7 @@ class Server:
 
 
 def keeper(world: World, server: Server) -> ServerSplit:
-    return ServerSplit(world.path, world.number, server, Gate(GateSpec()))
+    return ServerSplit(world.path, world.number, [server], Gate(GateSpec()))
 
 
 def enter(world: World, phase: Phase, *, step: int | None = None) -> None:
@@ -119,7 +119,7 @@ def test_outcomes_are_counted_for_their_step_and_once_over_restarts(tmp_path: Pa
 
 
 def count_until_killed(path: Path, number: int, journal: Path) -> None:
-    split = ServerSplit(path, number, Server(journal), Gate(GateSpec()))
+    split = ServerSplit(path, number, [Server(journal)], Gate(GateSpec()))
     while True:
         split.count()
 
