@@ -32,7 +32,7 @@ def weight_in_force(admin: str) -> float | None:
             found = json.load(answer).get("configs", [])
         routes = [each["route_config"] for each in found if each.get("route_config", {}).get("name") == ROUTES]
         return candidate_weight(routes[0]) if routes else None
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as exc:
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as exc:
         raise Unavailable(
             f"Envoy's admin interface {admin} does not say its routes: {exc}; start it, or name another with "
             "--envoy-admin",

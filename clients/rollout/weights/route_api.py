@@ -24,16 +24,18 @@ class KubernetesRoute:
     Args:
         kind: ``HTTPRoute`` or ``GRPCRoute``.
         configuration: a `kubernetes.client.Configuration`; None: the pod's service account, or the kubeconfig.
+        call_s: how long an answer may take.
 
     Raises:
         SpecError: the library is not installed, or nothing says where the API server is.
     """
 
-    def __init__(self, kind: str, namespace: str, name: str, *, configuration: Any = None) -> None:
+    def __init__(self, kind: str, namespace: str, name: str, *, configuration: Any = None, call_s: float = _CALL_S) -> None:
         library = _library()
         self.kind, self.namespace, self.name = kind, namespace, name
         client = library.client.ApiClient(_configured(library) if configuration is None else configuration)
         self._library = library
+        self._call_s = call_s
         self._api = library.client.CustomObjectsApi(client)
         self._of = {"group": GROUP, "version": VERSION, "namespace": namespace, "plural": KINDS[kind]}
         self._where = f"{kind} {namespace}/{name}"
@@ -68,7 +70,7 @@ class KubernetesRoute:
 
     def _list(self) -> Listed:
         found: Any = self._api.list_namespaced_custom_object(
-            **self._of, field_selector=f"metadata.name={self.name}", _request_timeout=_CALL_S
+            **self._of, field_selector=f"metadata.name={self.name}", _request_timeout=self._call_s
         )
         [route] = found["items"] or [None]
         if route is None:
@@ -89,7 +91,7 @@ class KubernetesRoute:
                 field_manager=FIELD_MANAGER,
                 field_validation="Strict",
                 _content_type="application/merge-patch+json",
-                _request_timeout=_CALL_S,
+                _request_timeout=self._call_s,
             )
         return self._named(changed)
 
@@ -110,7 +112,7 @@ class KubernetesRoute:
                     resource_version=version,
                     allow_watch_bookmarks=True,
                     timeout_seconds=seconds,
-                    _request_timeout=(_CALL_S, seconds + _GRACE_S),
+                    _request_timeout=(self._call_s, seconds + _GRACE_S),
                 )
             ) as events,
         ):

@@ -81,11 +81,15 @@ def is_refusal(why_not: str) -> bool:
 
 
 def last_manager(route: Route) -> str:
-    """Return who changed the specification last, and when, by `managedFields`; "": not known."""
+    """Return who changed the rules last, and when, by `managedFields`; "": not known.
+
+    The list of rules is one field, and whoever changes a field owns it in place of all others
+    (kubernetes.io/docs/reference/using-api/server-side-apply, "Merge strategy" and "Field management").
+    """
     entries = [
         each
         for each in route["metadata"].get("managedFields") or []
-        if not each.get("subresource") and "f:spec" in (each.get("fieldsV1") or {})
+        if not each.get("subresource") and "f:rules" in ((each.get("fieldsV1") or {}).get("f:spec") or {})
     ]
     if not entries:
         return ""
