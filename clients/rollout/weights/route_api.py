@@ -10,6 +10,7 @@ from typing import Any
 from clients.rollout.weights.gateway_route import Conflict, Expired, Listed
 from clients.rollout.weights.route_weights import Route
 from trireme.base.errors import AccessDenied, RequestError, SpecError, Unavailable
+from trireme.base.extras import how_to_install
 
 GROUP, VERSION = "gateway.networking.k8s.io", "v1"
 KINDS = {"HTTPRoute": "httproutes", "GRPCRoute": "grpcroutes"}
@@ -178,8 +179,8 @@ def _library() -> Any:
         import kubernetes.watch  # noqa: PLC0415
     except ImportError as exc:
         raise SpecError(
-            "--weights gateway:... needs Kubernetes' client library, which is not installed; install it with "
-            "`pip install 'trireme[kubernetes]'`",
+            "--weights gateway:... needs Kubernetes' client library, which is not installed: "
+            f"{how_to_install('kubernetes')}",
             field="weights",
         ) from exc
     return kubernetes
