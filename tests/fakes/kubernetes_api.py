@@ -26,7 +26,10 @@ from pydantic import ValidationError
 from clients.rollout.http_thread import HttpThread
 
 GROUP = "gateway.networking.k8s.io"
-KINDS = {"httproutes": ("HTTPRoute", HttpSpec), "grpcroutes": ("GRPCRoute", GrpcSpec)}
+KINDS: dict[str, tuple[str, type[HttpSpec | GrpcSpec]]] = {
+    "httproutes": ("HTTPRoute", HttpSpec),
+    "grpcroutes": ("GRPCRoute", GrpcSpec),
+}
 CONTROLLER = "example.com/gateway"
 Key = tuple[str, str, str]  # plural, namespace, name
 Json = dict[str, Any]
