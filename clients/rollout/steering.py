@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sends requests by the phase of a rollout, as its controller sees it."""
+"""The steering of requests by the phase of a rollout, as its controller sees it."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from clients.rollout.records.state import Rollout
 
 
 class Steering(Protocol):
-    """What sends requests by the phase of a rollout."""
+    """The steering of requests by whoever sends them."""
 
     def follow(self, rollout: Rollout) -> None:
         """Send requests by a phase.

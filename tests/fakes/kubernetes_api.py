@@ -37,7 +37,7 @@ _BOOKMARK_S = 0.2  # upstream: about once a minute, promised at no interval (A, 
 
 
 class Cluster:
-    """What etcd keeps: it outlives each API server.
+    """The objects that etcd keeps: they outlive each API server.
 
     Attributes:
         takes_after_s: how long the Gateway's controller takes to write the status of a change; None: it is not there.
@@ -157,7 +157,7 @@ class Cluster:
 
 
 class ApiServer:
-    """One life of an API server, on a port of this machine.
+    """A life of an API server, on a port of this machine.
 
     Attributes:
         token: what callers bring; "": nobody is asked.

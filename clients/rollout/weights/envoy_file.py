@@ -60,11 +60,12 @@ class EnvoyFile:
         try:
             return candidate_weight(yaml.safe_load(text)["resources"][0])
         except (yaml.YAMLError, LookupError, TypeError, ValueError) as exc:
-            raise SpecError(
+            raise RouteTaken(
                 f"{self._path} holds no weights of {CANDIDATE} and {STABLE}: {' '.join(str(exc).split())}; let "
                 "`trireme rollout export --format envoy-routes --share 0` write it",
                 field="weights",
                 value=self._path,
+                reason="taken",
             ) from exc
 
     def _changed_at(self) -> str:

@@ -38,7 +38,7 @@ class Listed(NamedTuple):
 
 
 class RouteApi(Protocol):
-    """One route in the Kubernetes API (`clients.rollout.weights.route_api.KubernetesRoute`).
+    """A route in the Kubernetes API (`clients.rollout.weights.route_api.KubernetesRoute`).
 
     Each call raises Unavailable where nobody answers, and AccessDenied or RequestError where it may not be done.
     """

@@ -25,7 +25,7 @@ class Splitting(Protocol):
 
 
 class PartOfTwo:
-    """One of two servers; a `clients.rollout.server_split.SplittingServer`.
+    """A server of the two; a `clients.rollout.server_split.SplittingServer`.
 
     Args:
         release: the release that it serves.

@@ -9,6 +9,7 @@ from typing import Any
 
 from clients.rollout.weights.gateway_route import Conflict, Expired, Listed
 from clients.rollout.weights.route_weights import Route
+from clients.rollout.weights.weights import RouteTaken
 from trireme.base.errors import AccessDenied, RequestError, SpecError, Unavailable
 from trireme.base.extras import how_to_install
 
@@ -20,7 +21,7 @@ _GRACE_S = 10.0  # beyond the server's own end of a watch, for a connection that
 
 
 class KubernetesRoute:
-    """One route; a `clients.rollout.weights.gateway_route.RouteApi`.
+    """A route by its name; a `clients.rollout.weights.gateway_route.RouteApi`.
 
     Args:
         kind: ``HTTPRoute`` or ``GRPCRoute``.
@@ -31,7 +32,9 @@ class KubernetesRoute:
         SpecError: the library is not installed, or nothing says where the API server is.
     """
 
-    def __init__(self, kind: str, namespace: str, name: str, *, configuration: Any = None, call_s: float = _CALL_S) -> None:
+    def __init__(
+        self, kind: str, namespace: str, name: str, *, configuration: Any = None, call_s: float = _CALL_S
+    ) -> None:
         library = _library()
         self.kind, self.namespace, self.name = kind, namespace, name
         client = library.client.ApiClient(_configured(library) if configuration is None else configuration)
@@ -63,10 +66,11 @@ class KubernetesRoute:
             try:
                 return self._list()
             except LookupError:
-                raise RequestError(
-                    f"there is no {self._where}; name another with --weights gateway:NAMESPACE/ROUTE",
+                raise RouteTaken(
+                    f"there is no {self._where}; name another with --weights gateway:NAMESPACE/ROUTE, or make it again",
                     field="weights",
                     value=f"{self.namespace}/{self.name}",
+                    reason="taken",
                 ) from None
 
     def _list(self) -> Listed:
@@ -158,11 +162,12 @@ class KubernetesRoute:
                     reason="rbac",
                 )
             case 404:
-                return RequestError(
+                return RouteTaken(
                     f"there is no {self._where}, or the cluster has no {KINDS[self.kind]} of {GROUP}/{VERSION}; name "
                     "another with --weights gateway:NAMESPACE/ROUTE",
                     field="weights",
                     value=f"{self.namespace}/{self.name}",
+                    reason="taken",
                 )
             case int(status) if status == 429 or status >= 500:
                 return Unavailable(f"the Kubernetes API cannot answer about {self._where} now: {said}", reason="busy")

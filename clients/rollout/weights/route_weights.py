@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a route of the Gateway API says: the weights of two backends in its rules, who set them, and who takes them.
+"""The content of a route of the Gateway API: weights of two backends in its rules, who set them, and who takes them.
 
 Pure: a route is the object that the API server gives, as JSON data.
 """
@@ -9,8 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from clients.rollout.export.definition import WEIGHT_SUM
-from clients.rollout.weights.weights import Claim, Present
-from trireme.base.errors import RequestError
+from clients.rollout.weights.weights import Claim, Present, RouteTaken
 
 Route = Mapping[str, Any]
 ROLLOUT, WEIGHT = "trireme/rollout", "trireme/rollout-weight"  # annotations
@@ -21,21 +20,23 @@ def present_in(route: Route, *, stable: str, candidate: str) -> Present:
     """Return the weights of a route.
 
     Raises:
-        RequestError: no rule splits between both backends, or its rules split differently.
+        RouteTaken: no rule splits between both backends, or its rules split differently.
     """
     found = {_weight(*pair) for pair in _pairs(route.get("spec", {}).get("rules") or [], stable, candidate)}
     if not found:
-        raise RequestError(
+        raise RouteTaken(
             f"{name_of(route)} has no rule with the backends {stable} and {candidate}; name those that it has, with "
             "--stable-service and --candidate-service",
             field="candidate_service",
             value=candidate,
+            reason="taken",
         )
     if len(found) > 1:
-        raise RequestError(
+        raise RouteTaken(
             f"the rules of {name_of(route)} give {candidate} different weights: "
             f"{', '.join(f'{each:g}' for each in sorted(found))} of {WEIGHT_SUM:,}; give it one weight",
             field="weights",
+            reason="taken",
         )
     return Present(found.pop(), _claim(route), last_manager(route))
 

@@ -4,6 +4,7 @@
 A weight is set again by whoever drives the rollout next; the route itself says what had been set.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from clients.rollout.export.definition import WEIGHT_SUM, weights
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.traffic import share_now
-from clients.rollout.weights.weights import Weights
+from clients.rollout.weights.weights import RouteTaken, Weights
 from trireme.base.errors import Unavailable
 
 _WAIT_S = 2.0  # of one look of the controller, which has commands to take meanwhile
@@ -65,8 +66,9 @@ class Router:
         return self._now() >= self._since_s + self._plan.lease_s
 
     def let_go(self) -> None:
-        """Take the rollout's name away from the routes."""
-        self._weights.let_go(self._owner)
+        """Take the rollout's name away from the routes that are still its own."""
+        with contextlib.suppress(RouteTaken):
+            self._weights.let_go(self._owner)
 
 
 def owner_of(plan: Plan, number: int) -> str:

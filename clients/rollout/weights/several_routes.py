@@ -4,7 +4,8 @@
 import time
 from collections.abc import Sequence
 
-from clients.rollout.weights.weights import Present, Weights
+from clients.rollout.weights.weights import Present, RouteTaken, Weights
+from trireme.base.errors import ServingError
 
 
 class SeveralRoutes:
@@ -21,9 +22,15 @@ class SeveralRoutes:
         return max((route.read() for route in self._routes), key=lambda present: present.weight)
 
     def set(self, weight: int, owner: str) -> None:
-        """Set the candidate's weight in each route."""
+        """Set the candidate's weight in each route that can be set; then raise what kept one from it."""
+        failed: list[ServingError] = []
         for route in self._routes:
-            route.set(weight, owner)
+            try:
+                route.set(weight, owner)
+            except ServingError as exc:
+                failed.append(exc)
+        for exc in sorted(failed, key=lambda each: isinstance(each, RouteTaken)):
+            raise exc  # what can still be done comes before what is left to others
 
     def wait(self, weight: int, *, timeout_s: float) -> bool:
         """Return whether all go by a weight; the time is for all together."""

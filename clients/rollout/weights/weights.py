@@ -12,7 +12,7 @@ from trireme.base.errors import RequestError, ServerError
 
 
 class RouteTaken(RequestError):
-    """A route that somebody else moves; nothing was changed."""
+    """A route that somebody else moves, or has taken away; nothing was changed."""
 
 
 class WeightsRefused(ServerError):
@@ -20,7 +20,7 @@ class WeightsRefused(ServerError):
 
 
 class Claim(NamedTuple):
-    """What a rollout wrote beside the weights: its name, and the candidate's weight that it set."""
+    """The note of a rollout beside the weights: its name, and the candidate's weight that it set."""
 
     owner: str
     weight: int
@@ -92,7 +92,8 @@ def check_owner(present: Present, weight: int, owner: str, *, where: str) -> Non
     claim = present.claim
     if claim is not None and claim.owner != owner:
         raise RouteTaken(
-            f"{where} belongs to {claim.owner}; end that one, or take its mark away where it is no more",
+            f"{where} belongs to {claim.owner}; end that one, or take its mark away where it will not go on "
+            "(docs/rollouts.md#weights-of-a-router)",
             field="weights",
             value=claim.owner,
             reason="taken",

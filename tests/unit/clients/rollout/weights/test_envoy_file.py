@@ -15,7 +15,7 @@ import yaml
 from clients.rollout.export.envoy_routes import routes_file
 from clients.rollout.weights.envoy_file import EnvoyFile
 from clients.rollout.weights.weights import Claim, RouteTaken
-from trireme.base.errors import SpecError, Unavailable
+from trireme.base.errors import Unavailable
 from trireme.base.free_ports import free_ports
 from trireme.commands import run_command
 
@@ -88,7 +88,7 @@ def test_another_rollouts_file_is_not_taken_until_it_is_let_go(path: Path, file:
 @pytest.mark.parametrize("text", ["", "{", "resources: []", "resources: [{virtual_hosts: []}]", "\x00"])
 def test_a_file_of_something_else_is_refused(path: Path, file: EnvoyFile, text: str) -> None:
     path.write_text(text)
-    with pytest.raises(SpecError, match=r"routes.yaml holds no weights of candidate and stable: .*--share 0"):
+    with pytest.raises(RouteTaken, match=r"routes.yaml holds no weights of candidate and stable: .*--share 0"):
         file.set(0, OWNER)
     assert path.read_text() == text
 

@@ -421,6 +421,17 @@ def test_both_routes_of_a_name_are_moved_and_waited_for(cluster: Cluster, server
     assert both.read().claim is None
 
 
+def test_a_route_that_is_taken_keeps_no_other_from_its_weight(cluster: Cluster, server: ApiServer) -> None:
+    cluster.create(grpc_route())
+    both = SeveralRoutes([route_of(server), route_of(server, "GRPCRoute")])
+    both.set(0, OWNER)
+    both.set(500, OWNER)
+    split_by_hand(cluster, 9000)
+    with pytest.raises(RouteTaken, match="HTTPRoute llm/chat gives the candidate 9000"):
+        both.set(0, OWNER)
+    assert [weights_of(cluster.get(*key))[3] for key in (HTTP, GRPC)] == [("chat-2", 9000), ("chat-2", 0)]
+
+
 # Where the API server is, and who asks.
 
 

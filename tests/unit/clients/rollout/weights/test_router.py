@@ -19,6 +19,7 @@ from clients.rollout.weights.weights import Claim, Present, RouteTaken, Weights,
 from trireme.base.errors import RequestError, Unavailable
 
 SHARES = (0.01, 0.05, 0.5, 1.0)
+GATEWAY: dict[str, object] = {"weights": "gateway:llm/chat", "stable_service": "chat", "candidate_service": "chat-2"}
 
 
 class Route:
@@ -215,6 +216,19 @@ def test_a_route_that_somebody_else_moves_is_held_and_left_to_them(world: World,
     assert "gives the candidate 3000" in why
 
 
+def test_a_route_that_is_gone_is_held_and_keeps_no_rollout_open(tmp_path: Path) -> None:
+    cluster, world = Cluster(), gateway_world(tmp_path)
+    cluster.create(http_route())
+    with running(cluster) as server:
+        weights = weights_named(world.plan, configuration=configured(server.url))
+        live(world, weights, 3, requests_per_tick=0)
+        assert weights_of(cluster.get("httproutes", "llm", "chat"))[3] == ("chat-2", 100)
+        cluster.remove("httproutes", "llm", "chat")
+        assert "there is no HTTPRoute llm/chat" in live(world, weights, 3, requests_per_tick=0).reason
+        command(world, OperatorCommand.ABORT)
+        assert live(world, weights).phase is Phase.ROLLED_BACK
+
+
 def test_a_route_that_is_given_back_goes_on(world: World, route: Route) -> None:
     live(world, route, 3, requests_per_tick=0)
     route.present = Present(3000)  # replaced, with what the rollout had written
@@ -248,15 +262,12 @@ def test_a_rollout_moves_both_routes_of_a_gateway_over_restarts_of_everything(tm
     cluster = Cluster()
     for made in (http_route(), grpc_route()):
         cluster.create(made)
-    services = {"stable_service": "chat", "candidate_service": "chat-2"}
-    more: dict[str, object] = {"weights": "gateway:llm/chat", "second_server": "/b", "second_url": "b:1", **services}
-    world = World(tmp_path, shares=SHARES, lease_s=2.0, **more)
+    world = gateway_world(tmp_path)
     world.verdict = "pass"
     found: set[tuple[str, int | None]] = set()
     for life in itertools.count():
         with running(cluster) as server:
-            configuration = client.Configuration(host=server.url)
-            configuration.retries = False
+            configuration = configured(server.url)
             if life == 0:
                 check = weights_named(world.plan, configuration=configuration).read()
                 assert check == Present(0.0, None, check.moved_by)
@@ -278,6 +289,16 @@ def test_a_rollout_moves_both_routes_of_a_gateway_over_restarts_of_everything(tm
         assert route["metadata"]["annotations"] == {"meta.helm.sh/release-name": "chat"}
 
 
+def gateway_world(folder: Path) -> World:
+    return World(folder, second_server="/b", second_url="b:1", shares=SHARES, lease_s=2.0, **GATEWAY)
+
+
+def configured(url: str) -> client.Configuration:
+    found = client.Configuration(host=url)
+    found.retries = False
+    return found
+
+
 def weights_named_soon(plan: Plan, configuration: client.Configuration) -> Weights:
     while True:
         try:
@@ -291,9 +312,6 @@ def weights_named_soon(plan: Plan, configuration: client.Configuration) -> Weigh
 
 def plan(**fields: object) -> Plan:
     return Plan(candidate=2, stable=1, release={}, salt="a1", **fields)  # type: ignore[arg-type]
-
-
-GATEWAY: dict[str, object] = {"weights": "gateway:llm/chat", "stable_service": "chat", "candidate_service": "chat-2"}
 
 
 @pytest.mark.parametrize(
