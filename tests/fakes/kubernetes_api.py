@@ -165,6 +165,7 @@ class ApiServer:
         fails: statuses of the next answers, the first first.
         loses: answers of the next changes that are lost, after they were stored.
         stalls_s: how long the next answer takes.
+        refuses_by_status: 410 is the status of a watch, and no event in it.
         asked: verbs so far, each with its query.
         before_patch, before_watch: what happens just before one is answered.
     """
@@ -176,6 +177,7 @@ class ApiServer:
         self.fails: list[int] = []
         self.loses = 0
         self.stalls_s = 0.0
+        self.refuses_by_status = False
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.before_patch: Callable[[], None] = lambda: None
         self.before_watch: Callable[[], None] = lambda: None
@@ -219,7 +221,7 @@ class ApiServer:
         if field != "metadata.name":  # of custom resources: it and the namespace (C, "Selectable fields")
             return _status(400, "BadRequest", f"field label not supported: {field}")
         if verb == "watch":
-            return await self._watch(request, name)
+            return await self._watch(request, name, query)
         plural, namespace = request.match_info["plural"], request.match_info["namespace"]
         with self.cluster.lock:
             items = [route for key, route in self.cluster.objects.items() if key == (plural, namespace, name)]
@@ -231,9 +233,11 @@ class ApiServer:
             }
         return web.json_response(found)
 
-    async def _watch(self, request: web.Request, name: str) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, name: str, query: dict[str, str]) -> web.StreamResponse:
         key = (request.match_info["plural"], request.match_info["namespace"], name)
         self.before_watch()
+        if self.refuses_by_status and int(query["resourceVersion"]) < self.cluster.compacted:
+            return _status(410, "Expired", "too old resource version")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
@@ -271,32 +275,35 @@ class ApiServer:
             return refusal
         if request.content_type != "application/merge-patch+json":  # JSON patches are allowed too; nobody sends one
             what = f"the body of the request was in an unknown format: {request.content_type}"
-            return _status(
-                415, "UnsupportedMediaType", what
-            )  # strategic merge patches are not for custom resources (C)
+            return _status(415, "UnsupportedMediaType", what)  # as of a strategic merge patch (C)
         body = json.loads(await request.read())
         self.before_patch()
-        key = (request.match_info["plural"], request.match_info["namespace"], request.match_info["name"])
         with self.cluster.lock:
-            if key not in self.cluster.objects:
-                return _status(404, "NotFound", f'{key[0]}.{GROUP} "{key[2]}" not found')
-            old = self.cluster.objects[key]
-            wanted = body.get("metadata", {}).get("resourceVersion")
-            if wanted is not None and wanted != old["metadata"]["resourceVersion"]:  # optimistic concurrency (A)
-                what = f'Operation cannot be fulfilled on {key[0]}.{GROUP} "{key[2]}": the object has been modified'
-                return _status(409, "Conflict", what)
-            new = merged(old, body)
-            try:
-                KINDS[key[0]][1].model_validate_json(json.dumps(new["spec"]), by_alias=True, by_name=False)
-            except ValidationError as exc:
-                return _status(422, "Invalid", str(exc))
-            manager = request.query.get("fieldManager") or request.headers["User-Agent"].split("/")[0]
-            changed = self.cluster.change(key, new, manager=manager)
+            answer = self._patched(request, body)
         if self.loses:
             self.loses -= 1
             assert request.transport is not None
             request.transport.abort()
-        return web.json_response(changed)
+        return answer
+
+    def _patched(self, request: web.Request, body: Json) -> web.Response:
+        key = (request.match_info["plural"], request.match_info["namespace"], request.match_info["name"])
+        old = self.cluster.objects.get(key)
+        if old is None:
+            return _status(404, "NotFound", f'{key[0]}.{GROUP} "{key[2]}" not found')
+        wanted = body.get("metadata", {}).get("resourceVersion")
+        if wanted is not None and wanted != old["metadata"]["resourceVersion"]:  # optimistic concurrency (A)
+            what = f'Operation cannot be fulfilled on {key[0]}.{GROUP} "{key[2]}": the object has been modified'
+            return _status(409, "Conflict", what)
+        new = merged(old, body)
+        try:
+            KINDS[key[0]][1].model_validate_json(json.dumps(new["spec"]), by_alias=True, by_name=False)
+        except ValidationError as exc:
+            return _status(422, "Invalid", str(exc))
+        if request.query.get("dryRun") == "All":  # all but the storing (A, "Dry-run")
+            return web.json_response(new)
+        manager = request.query.get("fieldManager") or request.headers["User-Agent"].split("/")[0]
+        return web.json_response(self.cluster.change(key, new, manager=manager))
 
     async def _refusal(self, request: web.Request, verb: str) -> web.Response | None:
         self.asked.append((verb, dict(request.query)))

@@ -6,6 +6,7 @@ an admin address nothing can be known, and whoever waits has to give it time.
 """
 
 import datetime
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +72,16 @@ class EnvoyFile:
     def _changed_at(self) -> str:
         at = datetime.datetime.fromtimestamp(self._path.stat().st_mtime, tz=datetime.UTC)
         return f"a change at {at:%Y-%m-%dT%H:%M:%SZ}"
+
+    def check(self) -> None:
+        """Check that a rollout may take the file, and that another can take its place."""
+        check_owner(self.read(), 0, owner="", where=str(self._path))
+        if not os.access(self._path.parent, os.W_OK | os.X_OK):
+            raise SpecError(
+                f"cannot write {self._path}: its folder cannot be written; name another with --weights",
+                field="weights",
+                value=self._path,
+            )
 
     def set(self, weight: int, owner: str) -> None:
         """Write the file with a weight and with who set it, unless it says both."""

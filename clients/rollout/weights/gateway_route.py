@@ -46,8 +46,8 @@ class RouteApi(Protocol):
     def read(self) -> Listed:
         """Return the route as it is."""
 
-    def patch(self, change: Mapping[str, Any]) -> Route:
-        """Apply a JSON merge patch. Raises: Conflict: the route is another one by now."""
+    def patch(self, change: Mapping[str, Any], *, is_trial: bool = False) -> Route:
+        """Apply a JSON merge patch, or only try it. Raises: Conflict: the route is another one by now."""
 
     def watch(self, version: str, *, timeout_s: float) -> Iterator[Listed]:
         """Yield the route whenever it changes, until the time is over. Raises: Expired: the version is too old."""
@@ -72,16 +72,23 @@ class GatewayRoute:
         """Return the present weights."""
         return present_in(self._api.read().route, **self._names)
 
+    def check(self) -> None:
+        """Check that a rollout may take the route, by a patch that the API server does all but store."""
+        self._change(lambda route: self._taken(route, 0, owner=""), is_trial=True)
+
+    def _taken(self, route: Route, weight: int, owner: str) -> dict[str, Any]:
+        check_owner(present_in(route, **self._names), weight, owner, where=name_of(route))
+        return with_weight(route, weight, owner, **self._names)
+
     def set(self, weight: int, owner: str) -> None:
         """Set the candidate's weight and write who did, unless both are so."""
         check_weight(weight)
 
         def change(route: Route) -> dict[str, Any] | None:
+            change = self._taken(route, weight, owner)
             present = present_in(route, **self._names)
-            check_owner(present, weight, owner, where=name_of(route))
-            if present.claim is not None and present.claim.weight == present.weight == weight:
-                return None
-            return with_weight(route, weight, owner, **self._names)
+            is_so = present.claim is not None and present.claim.weight == present.weight == weight
+            return None if is_so else change
 
         self._change(change)
 
@@ -94,14 +101,14 @@ class GatewayRoute:
 
         self._change(change)
 
-    def _change(self, change_of: Callable[[Route], dict[str, Any] | None]) -> None:
+    def _change(self, change_of: Callable[[Route], dict[str, Any] | None], *, is_trial: bool = False) -> None:
         for _ in range(_MAX_CONFLICTS):
             route = self._api.read().route
             change = change_of(route)
             if change is None:
                 return
             try:
-                self._api.patch(change)
+                self._api.patch(change, is_trial=is_trial)
             except Conflict:
                 continue  # it is read again: only the status may have changed, or the weights
             return

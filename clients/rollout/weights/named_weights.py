@@ -14,7 +14,7 @@ from clients.rollout.weights.envoy_file import EnvoyFile
 from clients.rollout.weights.gateway_route import GatewayRoute
 from clients.rollout.weights.route_api import KINDS, KubernetesRoute
 from clients.rollout.weights.several_routes import SeveralRoutes
-from clients.rollout.weights.weights import Weights, check_owner
+from clients.rollout.weights.weights import Weights
 from trireme.base.errors import RequestError
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -26,10 +26,10 @@ def check_weights(plan: Plan) -> None:
 
     Raises:
         RequestError: they are no weights, or somebody else moves them.
-        ServingError: they cannot be read.
+        ServingError: they cannot be read or set.
     """
     check_named(plan)
-    check_owner(weights_named(plan).read(), 0, owner="", where=plan.weights)
+    weights_named(plan).check()
 
 
 def check_named(plan: Plan) -> None:

@@ -82,8 +82,8 @@ class KubernetesRoute:
             raise LookupError(self._where)
         return Listed(self._named(route), str(found["metadata"]["resourceVersion"]))
 
-    def patch(self, change: Mapping[str, Any]) -> Route:
-        """Apply a JSON merge patch.
+    def patch(self, change: Mapping[str, Any], *, is_trial: bool = False) -> Route:
+        """Apply a JSON merge patch; as a trial, as a dry run, for which the same rights are needed.
 
         The type is named: of custom objects the server takes no strategic merge patch, and the library's choice has
         changed from version to version (kubernetes-client/python issues 866 and 2119).
@@ -94,6 +94,7 @@ class KubernetesRoute:
                 name=self.name,
                 body=dict(change),
                 field_manager=FIELD_MANAGER,
+                **({"dry_run": "All"} if is_trial else {}),
                 field_validation="Strict",
                 _content_type="application/merge-patch+json",
                 _request_timeout=self._call_s,

@@ -8,10 +8,9 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from clients.rollout.export.definition import WEIGHT_SUM, weights
+from clients.rollout.export.definition import WEIGHT_SUM, share_outside, weights
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase, Rollout
-from clients.rollout.traffic import share_now
 from clients.rollout.weights.weights import RouteTaken, Weights
 from trireme.base.errors import Unavailable
 
@@ -48,7 +47,7 @@ class Router:
 
     def follow(self, rollout: Rollout) -> None:
         """Set the weights of a phase and wait until they are in force; later look whether they are still there."""
-        state, weight = (rollout.phase, rollout.step), weights(share_now(rollout, self._plan))[0]
+        state, weight = (rollout.phase, rollout.step), weights(share_outside(rollout, self._plan))[0]
         if state == self._done and self._now() < self._looked_s + _PERIOD_S:
             return
         self._weights.set(weight, self._owner)

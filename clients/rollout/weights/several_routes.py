@@ -21,6 +21,11 @@ class SeveralRoutes:
         """Return the weights of the route that gives the candidate most."""
         return max((route.read() for route in self._routes), key=lambda present: present.weight)
 
+    def check(self) -> None:
+        """Check that a rollout may take each route."""
+        for route in self._routes:
+            route.check()
+
     def set(self, weight: int, owner: str) -> None:
         """Set the candidate's weight in each route that can be set; then raise what kept one from it."""
         failed: list[ServingError] = []
@@ -29,8 +34,8 @@ class SeveralRoutes:
                 route.set(weight, owner)
             except ServingError as exc:
                 failed.append(exc)
-        for exc in sorted(failed, key=lambda each: isinstance(each, RouteTaken)):
-            raise exc  # what can still be done comes before what is left to others
+        if failed:  # what can still be done comes before what is left to others
+            raise min(failed, key=lambda each: isinstance(each, RouteTaken))
 
     def wait(self, weight: int, *, timeout_s: float) -> bool:
         """Return whether all go by a weight; the time is for all together."""

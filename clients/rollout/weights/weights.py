@@ -51,6 +51,14 @@ class Weights(Protocol):
             ServingError: there are no such weights, or they may not be read.
         """
 
+    def check(self) -> None:
+        """Check that a rollout may take the weights: the candidate has none, and they can be set; nothing is changed.
+
+        Raises:
+            RouteTaken: somebody else moves them.
+            ServingError: they cannot be read or set.
+        """
+
     def set(self, weight: int, owner: str) -> None:
         """Set the candidate's weight, of 10,000, and write who did; where both are so already, nothing happens.
 

@@ -3,18 +3,25 @@
 
 import contextlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from envoy_here import ENVOY, needs_envoy
+from kubernetes_api import Cluster
+from kubernetes_api import running as running_api
 from rollout_site import Site, Texts, serving
+from routes_of_chart import grpc_route, weights_of
 from running_server import RunningServer
 from streams_under_change import Streams
 
+from clients.rollout.export.envoy_routes import routes_file
 from clients.rollout.records.store import Store
 from clients.rollout.weights.envoy_admin import weight_in_force
+from trireme.base.durable_files import write_atomically
 from trireme.base.errors import Unavailable
 from trireme.base.free_ports import free_ports
 
@@ -27,11 +34,18 @@ def second(tmp_path: Path) -> Iterator[RunningServer]:
         yield server
 
 
-class Gateway:
-    """An Envoy before both servers, and the options with which a rollout moves its weights."""
+class Between:
+    """An Envoy before both servers, and the options with which a rollout moves its weights.
+
+    Attributes:
+        environment: of the rollout's process.
+    """
+
+    marker = "envoy:"
 
     def __init__(self, site: Site, second: RunningServer) -> None:
         self._folder = site.folder
+        self.environment: dict[str, str] = {}
         self.routes = site.folder / "routes.yaml"
         listen, admin = free_ports(2)
         self.url, self.admin = f"localhost:{listen}", f"127.0.0.1:{admin}"
@@ -40,8 +54,10 @@ class Gateway:
         endpoints += ["--candidate-url", f"127.0.0.1:{second.grpc_port}", "--routes-file", str(self.routes)]
         own = ["--listen", f"127.0.0.1:{listen}", "--admin", self.admin]
         site.done("export", "--format", "envoy", *endpoints, *own, "--out", "envoy.yaml")
-        router = ["--weights", f"envoy:{self.routes}", "--envoy-admin", self.admin]
-        self.options = ["--second-server", str(second.folder / "build" / "live"), *router]
+        self.options = ["--second-server", str(second.folder / "build" / "live"), *self.router()]
+
+    def router(self) -> list[str]:
+        return ["--weights", f"envoy:{self.routes}", "--envoy-admin", self.admin]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -58,34 +74,89 @@ class Gateway:
 
     def wait_for(self, weight: int) -> None:
         end_s = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(Unavailable):
-                if weight_in_force(self.admin) == weight:
-                    return
+        while not self.goes_by(weight):
             assert time.monotonic() < end_s
             time.sleep(0.05)
 
+    def goes_by(self, weight: int) -> bool:
+        try:
+            return weight_in_force(self.admin) == weight
+        except Unavailable:
+            return False
 
-def test_a_promoted_release_takes_all_requests_at_envoy_over_the_death_of_the_rollouts_process(
-    site: Site, second: RunningServer, texts: Texts
+    def is_left(self) -> bool:
+        """Return whether nothing of the rollout is beside the weights."""
+        return "Weights of" not in self.routes.read_text()
+
+
+class Gateway(Between):
+    """An Envoy that does what a GRPCRoute says, and writes its status once it does."""
+
+    marker = "gateway:"
+    _KEY = ("grpcroutes", "llm", "chat")
+
+    def router(self) -> list[str]:
+        return ["--weights", "gateway:llm/chat", "--stable-service", "chat", "--candidate-service", "chat-2"]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self.cluster = Cluster()
+        self.cluster.takes_after_s = None
+        self.cluster.create(grpc_route())
+        self._ends = threading.Event()
+        with running_api(self.cluster) as server, super().running():
+            config = self._folder / "kubeconfig"
+            user, where = {"name": "me", "user": {"token": "t"}}, {"name": "here", "cluster": {"server": server.url}}
+            context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
+            written = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+            config.write_text(yaml.safe_dump({**written, "users": [user], "clusters": [where], "contexts": [context]}))
+            self.environment["KUBECONFIG"] = str(config)
+            thread = threading.Thread(target=self._follow)
+            thread.start()
+            try:
+                yield
+            finally:
+                self._ends.set()
+                thread.join()
+
+    def _follow(self) -> None:
+        seen = 0
+        while not self._ends.wait(0.05):
+            route = self.cluster.get(*self._KEY)
+            if route["metadata"]["generation"] != seen:
+                weight = weights_of(route)[3][1]
+                assert weight is not None
+                write_atomically(self.routes, yaml.safe_dump(routes_file(weight / 10_000, salt="a")))
+                self.wait_for(weight)
+                seen = route["metadata"]["generation"]
+                self.cluster.write_status(self._KEY, seen)
+
+    def is_left(self) -> bool:
+        return "trireme/rollout" not in self.cluster.get(*self._KEY)["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("kind", [Between, pytest.param(Gateway, marks=pytest.mark.soak)], ids=["envoy", "gateway"])
+def test_a_promoted_release_takes_all_requests_at_a_router_over_the_death_of_the_rollouts_process(
+    site: Site, second: RunningServer, texts: Texts, kind: type[Between], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = Gateway(site, second)
+    router = kind(site, second)
     by_release = {seed: texts[seed] for seed in (1, 2)}
-    with gateway.running(), Streams(gateway.url, by_release, num_streams=16) as load:
-        running = site.start(site.candidate(seed=2), options=gateway.options)
-        gateway.wait_for(2000)
+    with router.running(), Streams(router.url, by_release, num_streams=16) as load:
+        for name, value in router.environment.items():
+            monkeypatch.setenv(name, value)
+        running = site.start(site.candidate(seed=2), options=router.options)
+        router.wait_for(2000)
         running.kill()
         said = running.communicate()[0]
         load.wait_for(2, 10)
-        assert weight_in_force(gateway.admin) == 2000, "the weights stay, and nobody judges"
+        assert router.goes_by(2000), "the weights stay, and nobody judges"
         text = said + site.end_of(site.go_on())
         load.wait_for(2, 64)
-    assert "20 % to the candidate" in text, text
-    assert (load.wrong, load.refused) == ([], [])
+    assert (load.wrong, load.refused) == ([], []), text
     served = site.served()
     assert (served["release"], served["canary"], list(served["engine_pids"])) == (2, None, ["2"])
-    assert weights_of(text) == ["0", "20", "20", "50", "100", "0"]
-    assert "Weights of" not in gateway.routes.read_text()
+    assert shares_said(text, router.marker) in (["0", "20", "20", "50", "100", "0"], ["0", "20", "50", "100", "0"])
+    assert router.is_left()
     with Store(site.folder / "build" / "live" / "rollouts.sqlite") as store:
         [rollout] = store.rollouts()
         for step in (0, 1):
@@ -95,21 +166,21 @@ def test_a_promoted_release_takes_all_requests_at_envoy_over_the_death_of_the_ro
 
 
 def test_a_candidate_that_crashes_under_load_loses_its_weight(site: Site, second: RunningServer, texts: Texts) -> None:
-    gateway = Gateway(site, second)
+    router = Between(site, second)
     pid = site.served()["engine_pids"]["1"]
-    with gateway.running(), Streams(gateway.url, {1: texts[1]}, num_streams=16) as load:
+    with router.running(), Streams(router.url, {1: texts[1]}, num_streams=16) as load:
         fault = {"kind": "crash", "after_requests": 120}
-        text = site.end_of(running := site.start(site.candidate(fault=fault), options=gateway.options))
+        text = site.end_of(running := site.start(site.candidate(fault=fault), options=router.options))
         load.wait_for(1, 64)
-        assert weight_in_force(gateway.admin) == 0
+        assert router.goes_by(0)
     assert running.returncode == 1, text
     assert site.served()["engine_pids"] == {"1": pid}
     # A stream on the engine that dies is told so; nothing else fails.
     assert all("engine" in one or "UNAVAILABLE" in one for one in [*load.wrong, *load.refused]), load.wrong
 
 
-def weights_of(text: str) -> list[str]:
+def shares_said(text: str, marker: str) -> list[str]:
     """Return the candidate's shares that a rollout said it had moved to, one after the other."""
-    marker = " % to the candidate"
-    lines = [line for line in text.splitlines() if line.startswith("envoy:") and line.endswith(marker)]
-    return [line.removesuffix(marker).rpartition(" ")[2] for line in lines]
+    end = " % to the candidate"
+    lines = [line for line in text.splitlines() if line.startswith(marker) and line.endswith(end)]
+    return [line.removesuffix(end).rpartition(" ")[2] for line in lines]

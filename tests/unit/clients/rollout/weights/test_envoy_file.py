@@ -15,7 +15,7 @@ import yaml
 from clients.rollout.export.envoy_routes import routes_file
 from clients.rollout.weights.envoy_file import EnvoyFile
 from clients.rollout.weights.weights import Claim, RouteTaken
-from trireme.base.errors import Unavailable
+from trireme.base.errors import SpecError, Unavailable
 from trireme.base.free_ports import free_ports
 from trireme.commands import run_command
 
@@ -93,7 +93,10 @@ def test_a_file_of_something_else_is_refused(path: Path, file: EnvoyFile, text: 
     assert path.read_text() == text
 
 
-def test_a_folder_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told_before_and_tried_again_later(tmp_path: Path, file: EnvoyFile) -> None:
+    file.check()
+    with pytest.raises(SpecError, match="its folder cannot be written"):
+        EnvoyFile(tmp_path / "none" / "routes.yaml", salt="a1").check()
     with pytest.raises(Unavailable, match="cannot write"):
         EnvoyFile(tmp_path / "none" / "routes.yaml", salt="a1").set(0, OWNER)
 

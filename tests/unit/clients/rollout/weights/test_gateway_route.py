@@ -216,6 +216,19 @@ def test_a_server_that_is_not_there_is_unavailable(cluster: Cluster) -> None:
         route.read()
 
 
+def test_before_a_rollout_begins_all_but_the_storing_is_tried(cluster: Cluster, server: ApiServer) -> None:
+    route, version = route_of(server), cluster.version
+    route.check()
+    assert (cluster.version, server.verbs("patch")[0]["dryRun"]) == (version, "All")
+    server.allowed.discard("patch")
+    with pytest.raises(AccessDenied, match="403"):
+        route.check()
+    server.allowed.add("patch")
+    split_by_hand(cluster, 700)
+    with pytest.raises(RouteTaken):
+        route.check()
+
+
 @pytest.mark.parametrize("verb", ["list", "patch"])
 def test_missing_rights_are_named(server: ApiServer, route: GatewayRoute, verb: str) -> None:
     server.allowed.discard(verb)
@@ -312,7 +325,11 @@ def test_a_weight_that_is_changed_while_it_is_waited_for_is_told(cluster: Cluste
     timer.join()
 
 
-def test_a_version_that_is_too_old_is_listed_again(cluster: Cluster, server: ApiServer, route: GatewayRoute) -> None:
+@pytest.mark.parametrize("refuses_by_status", [False, True], ids=["an event", "a status"])
+def test_a_version_that_is_too_old_is_listed_again(
+    cluster: Cluster, server: ApiServer, route: GatewayRoute, refuses_by_status: bool
+) -> None:
+    server.refuses_by_status = refuses_by_status
     cluster.takes_after_s = None
     route.set(500, OWNER)
     times = iter(range(2))

@@ -37,6 +37,9 @@ class Route:
             raise Unavailable("nobody answers", reason="unreachable")
         return self.present
 
+    def check(self) -> None:
+        check_owner(self.read(), 0, "", where="the route")
+
     def set(self, weight: int, owner: str) -> None:
         present = self.read()
         check_owner(present, weight, owner, where="the route")
