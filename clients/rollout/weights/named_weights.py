@@ -93,7 +93,6 @@ def weights_named(plan: Plan, *, configuration: Any = None) -> Weights:
         configuration: of Kubernetes' client library; None: as the process has it.
 
     Raises:
-        RequestError: there is no such route.
         SpecError: the library is not installed, or nothing says where the API server is.
         Unavailable: the API server does not answer now.
     """
@@ -102,13 +101,7 @@ def weights_named(plan: Plan, *, configuration: Any = None) -> Weights:
         return EnvoyFile(Path(rest), salt=plan.salt, admins=plan.envoy_admins)
     namespace, _, name = rest.partition("/")
     apis = [KubernetesRoute(each, namespace, name, configuration=configuration) for each in KINDS]
-    there = [api for api in apis if api.exists()]
-    if not there:
-        raise RequestError(
-            f"there is no {' or '.join(KINDS)} {rest}; name another with --weights gateway:NAMESPACE/ROUTE",
-            field="weights",
-            value=rest,
-        )
+    there = [api for api in apis if api.exists()] or apis  # of a rollout that goes on, one without routes is held
     return SeveralRoutes(
         [GatewayRoute(api, stable=plan.stable_service, candidate=plan.candidate_service) for api in there]
     )

@@ -20,9 +20,20 @@ def present_in(route: Route, *, stable: str, candidate: str) -> Present:
     """Return the weights of a route.
 
     Raises:
-        RouteTaken: no rule splits between both backends, or its rules split differently.
+        RouteTaken: no rule splits between both backends, or one with others too, or its rules split differently.
     """
-    found = {_weight(*pair) for pair in _pairs(route.get("spec", {}).get("rules") or [], stable, candidate)}
+    rules = route.get("spec", {}).get("rules") or []
+    for rule in rules:
+        names = [each["name"] for each in rule.get("backendRefs") or []]
+        if {stable, candidate} < set(names):
+            others = ", ".join(name for name in names if name not in (stable, candidate))
+            raise RouteTaken(
+                f"a rule of {name_of(route)} splits with {others}, too, and weights of {WEIGHT_SUM:,} are of two; take "
+                "the others out",
+                field="weights",
+                reason="taken",
+            )
+    found = {_weight(*pair) for pair in _pairs(rules, stable, candidate)}
     if not found:
         raise RouteTaken(
             f"{name_of(route)} has no rule with the backends {stable} and {candidate}; name those that it has, with "

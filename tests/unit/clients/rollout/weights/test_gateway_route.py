@@ -247,6 +247,28 @@ def test_what_is_not_there_is_named(cluster: Cluster, server: ApiServer, route: 
         route.read()
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ([{"name": "chat-3", "port": 8000, "weight": 1}], "splits with chat-3, too, and weights of 10,000 are of two"),
+        ([], "give chat-2 different weights: 0, 5000 of 10,000"),
+    ],
+    ids=["three backends", "two rules"],
+)
+def test_rules_that_no_one_weight_describes_are_refused(
+    cluster: Cluster, server: ApiServer, more: list[Any], reason: str
+) -> None:
+    def edit(found: dict[str, Any]) -> None:
+        rules = found["spec"]["rules"]
+        rules[2]["backendRefs"] += more
+        if not more:
+            rules.append({**rules[2], "backendRefs": [{"name": name, "port": 8000} for name in ("chat", "chat-2")]})
+
+    cluster.edit(*HTTP, edit, manager="helm")
+    with pytest.raises(RouteTaken, match=reason):
+        route_of(server).check()
+
+
 @pytest.mark.parametrize("weight", [-1, 10_001])
 def test_what_is_no_weight_is_refused(route: GatewayRoute, weight: int) -> None:
     with pytest.raises(RequestError, match="weight must be 0 to 10,000"):

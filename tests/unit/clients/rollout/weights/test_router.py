@@ -229,6 +229,9 @@ def test_a_route_that_is_gone_is_held_and_keeps_no_rollout_open(tmp_path: Path) 
         cluster.remove("httproutes", "llm", "chat")
         assert "there is no HTTPRoute llm/chat" in live(world, weights, 3, requests_per_tick=0).reason
         command(world, OperatorCommand.ABORT)
+        weights = weights_named(world.plan, configuration=configured(server.url))  # of another life
+        with pytest.raises(RouteTaken, match="there is no HTTPRoute llm/chat"):
+            weights.check()
         assert live(world, weights).phase is Phase.ROLLED_BACK
 
 
