@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from clients.rollout.api_access import ApiAccess
+from clients.rollout.api_access import check_access
 from clients.rollout.controller import Controller, Server
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.local_server import LocalServer
@@ -15,25 +15,27 @@ from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
+from clients.rollout.server_place import ServerPlace
 from clients.rollout.server_split import ServerSplit, SplittingServer
 from clients.rollout.steering import Steering
 from clients.rollout.two_servers import TwoServers
 from clients.rollout.weights.named_weights import weights_named
 from clients.rollout.weights.part_of_two import PartOfTwo
 from clients.rollout.weights.router import Router
-from clients.server_control import ServerControl
 from trireme.base.errors import Unavailable
-from trireme.base.unix_socket import CONTROL_SOCKET
+from trireme.base.http_access import HttpAccess
 
 _TICK_S = 0.5
 
 
-def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str, port: int, access: ApiAccess) -> None:
+def drive(
+    kept: Store, path: Path, rollout: Rollout, first: LocalServer, *, host: str, port: int, access: HttpAccess
+) -> None:
     """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
         path: file of the store.
-        folder: folder of the server.
+        first: the server, or the first of two.
         host, port: where clients ask; port 0: any free port.
         access: the certificate and the keys there.
 
@@ -42,9 +44,8 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
         RequestError: strangers could decide the rollout from that host.
     """
     plan = read_plan(rollout.plan)
-    access.check(host, plan)
+    check_access(access, host, plan)
     judge = judge_of(plan)
-    first = local_server(folder, rollout.model)
     prefix = _prefix(first)
     server = _servers(plan, first, rollout.model)
     controller = Controller(kept, rollout.id, server, judge, steering=_steering(plan, rollout.id), tell=tell)
@@ -66,9 +67,9 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
         raise typer.Exit(1)
 
 
-def local_server(folder: Path, model: str | None) -> LocalServer:
-    """Return the server that was started with a folder."""
-    return LocalServer(ServerControl(folder / CONTROL_SOCKET, tell=tell), model)
+def local_server(place: ServerPlace, model: str | None) -> LocalServer:
+    """Return the server at a place."""
+    return LocalServer(place.control(tell), model)
 
 
 def tell(line: str) -> None:
@@ -79,7 +80,7 @@ def tell(line: str) -> None:
 def _servers(plan: Plan, first: LocalServer, model: str) -> Server:
     if not plan.second_server:
         return first
-    second = local_server(Path(plan.second_server), model)
+    second = local_server(ServerPlace(Path(plan.second_server)), model)
     return TwoServers(first, second, plan.home_release, plan.home_stable, drain_timeout_s=plan.drain_timeout_s)
 
 
@@ -102,7 +103,7 @@ def _splitting(plan: Plan, first: LocalServer, model: str) -> list[SplittingServ
         case SplitBy.SERVER:
             return [first]
         case SplitBy.ROUTER:
-            second = local_server(Path(plan.second_server), model)
+            second = local_server(ServerPlace(Path(plan.second_server)), model)
             return [PartOfTwo(first, plan.stable), PartOfTwo(second, plan.candidate)]
     return []
 

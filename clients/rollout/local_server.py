@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The releases of a server on this machine, through its control socket and its gRPC endpoint."""
+"""The releases of a server, through its control and its gRPC endpoint; the control may be another machine's."""
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,9 +13,9 @@ from clients.rollout.judging.replay import PromptScores, Target, replay
 from clients.rollout.records.held_out import HeldOut, prompts_of
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
-from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.spec.model_names import CANARY
+from ensemble_configs.split.outcome_journal import Journal
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServerError, ServingError, Unavailable
 
@@ -24,6 +23,28 @@ _MAX_TRIED = 64
 _OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid", "metrics", "served_s")
 _TRY_TOKENS = 8
 _TRY_PROMPT = "Count from one to ten."
+
+
+class Control(Protocol):
+    """The control of a server, on this machine (`clients.server_control`) or another one (`clients.remote_control`).
+
+    Attributes:
+        controller: the process that asks; "": none that steers the server.
+    """
+
+    controller: str
+
+    def ask(self, operation: str, **question: object) -> Mapping[str, object]:
+        """Do one thing, and wait until it is done."""
+
+    def journal(self, name: str) -> Journal:
+        """Return the journal of outcomes that the server calls by a name."""
+
+    def journal_name(self, answer: Mapping[str, object]) -> str:
+        """Return what `journal` takes, of the answer of `split`; no two servers have journals of one name."""
+
+    def seen_from_here(self, status: Mapping[str, object]) -> Mapping[str, object]:
+        """Return a server's status with the addresses by which this machine reaches it."""
 
 
 class LocalServer:
@@ -34,7 +55,7 @@ class LocalServer:
         try_timeout_s: how long the candidate may take for its first answers.
     """
 
-    def __init__(self, control: ServerControl, model: str | None, *, try_timeout_s: float = 120.0) -> None:
+    def __init__(self, control: Control, model: str | None, *, try_timeout_s: float = 120.0) -> None:
         self._control = control
         self._model = model
         self._try_timeout_s = try_timeout_s
@@ -46,7 +67,7 @@ class LocalServer:
             ServingError: the server has several models and none is named, or not this one.
             Unavailable: the server does not answer.
         """
-        found = self._control.ask("status")
+        found = self._control.seen_from_here(self._control.ask("status"))
         models = [each for each in _models(found) if self._model in (None, each["name"])]
         if len(models) != 1:
             names = ", ".join(str(each["name"]) for each in _models(found))
@@ -77,15 +98,19 @@ class LocalServer:
         """Unload a release once its streams have ended, or after `drain_timeout_s` seconds."""
         self._control.ask("remove", model=self._model, number=number, drain_timeout_s=drain_timeout_s)
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
-        """Split the requests that name no release, until the lease of the plan is over; return the outcomes' journal.
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str:
+        """Split the requests that name no release, until the lease of the plan is over; return the journal's name.
 
         Raises:
             Unavailable: the server does not answer, or has no Triton now.
         """
         asked = {"rollout": rollout.id, "step": rollout.step, "hash_seed": plan.salt, "lease_s": plan.lease_s}
         found = self._control.ask("split", model=self._model, shares=msgspec.to_builtins(shares), **asked)
-        return Path(str(found["journal"]))
+        return self._control.journal_name(found)
+
+    def journal(self, name: str) -> Journal:
+        """Return the journal of outcomes by its name."""
+        return self._control.journal(name)
 
     def lives(self) -> Mapping[str, object]:
         """Return the process ids of the engines on trial, by release."""

@@ -26,8 +26,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from clients.rollout.api_access import NO_ACCESS, ApiAccess
-from clients.rollout.http_thread import HttpThread, listen
+from clients.rollout.api_access import NO_ACCESS
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.recent_clients import RecentClients
 from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
@@ -38,6 +37,8 @@ from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError
+from trireme.base.http_access import AcceptedKeys, HttpAccess
+from trireme.base.http_thread import HttpThread, listen
 
 _MAX_BODY_BYTES = 16 << 20
 _MAX_NAME_CHARS = 64
@@ -83,7 +84,7 @@ class RolloutApi:
         *,
         host: str,
         port: int,
-        access: ApiAccess = NO_ACCESS,
+        access: HttpAccess = NO_ACCESS,
         linger_s: float = _LINGER_S,
         silence_s: float = _SILENCE_S,
     ) -> None:
@@ -96,7 +97,7 @@ class RolloutApi:
         self._judged_at_s: float | None = None
         self._silence_s = silence_s
         self._counting = ThreadPoolExecutor(1)  # the store takes one batch at a time; the split does not wait for them
-        self._access = access
+        self._keys = AcceptedKeys(access)
         tls = access.tls()
         listener = listen(host, port)
         scheme, named = "http" if tls is None else "https", f"[{host}]" if ":" in host else host
@@ -214,7 +215,7 @@ class RolloutApi:
             ServerError: the keys cannot be read now; why is for the operator alone.
         """
         try:
-            is_accepted = self._access.accepts(request.headers.get("Authorization", ""))
+            is_accepted = self._keys.accepts(request.headers.get("Authorization", ""))
         except SpecError as exc:
             _log.warning("nobody is let in: %s", exc.message)
             raise ServerError("the keys of this rollout cannot be read now; ask again later") from None

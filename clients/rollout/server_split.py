@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split that servers make, and what they tell of the requests: one thread keeps the split, one counts outcomes.
+"""The split that servers make, and what they tell of requests: a thread for each keeps its split, one counts outcomes.
 
 A server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
 read from the journal and counted with the cursor in one transaction: each once, whoever was killed.
@@ -18,7 +18,7 @@ from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Merge, Store
 from clients.rollout.traffic import release_shares_now
 from ensemble_configs.split.outcome import Outcome
-from ensemble_configs.split.outcome_journal import JournalLine, JournalReader
+from ensemble_configs.split.outcome_journal import Journal, JournalLine
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServingError
 
@@ -30,8 +30,11 @@ _COUNT_S = 0.5
 class SplittingServer(Protocol):
     """A server that splits requests (`clients.rollout.local_server.LocalServer`)."""
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path | None:
-        """Split the requests until the plan's lease is over, and return the outcomes' journal; None: it has none."""
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str | None:
+        """Split the requests until the plan's lease is over, and return the journal's name; None: none."""
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal by its name."""
 
 
 class ServerSplit:
@@ -56,28 +59,36 @@ class ServerSplit:
     ) -> None:
         self._path = path
         self._number = number
-        self._servers = tuple(servers)
         self._judge = judge
         self._tell = tell
-        self._last_message = ""
+        self._last_messages: dict[str, str] = {}  # by thread
+        self._journals: dict[tuple[str, SplittingServer], Journal] = {}
         with Store(path) as store:  # a server may be away for long
-            self._journals = {name: JournalReader(Path(name)) for name in store.journals(number)}
+            for name in store.journals(number):
+                for server in servers:  # the name does not tell which of them has it; the others have no lines of it
+                    self._add_journal(name, server)
         self._counting = threading.Lock()  # from a cursor's reading to its writing
         self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._repeat, args=(work, period_s), name=work.__name__, daemon=True)
-            for work, period_s in ((self._keep, _LOOK_S), (self._count, _COUNT_S))
-        ]
         self._told: dict[SplittingServer, tuple[object, float]] = {}
+        self._threads = [
+            self._thread(f"split {place}", partial(self._keep, each)) for place, each in enumerate(servers)
+        ]
+        self._threads.append(self._thread("count", self._count, _COUNT_S))
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Stop, and count what is left; the lease of the split ends by itself."""
+        """Stop, and count what is left, if the server is there; the lease of the split ends by itself."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
-        self.count()
+        self.count()  # where the server is away, `trireme rollout run` counts the rest, or nobody needs it
+
+    def _thread(self, name: str, work: Callable[[Store], None], period_s: float = _LOOK_S) -> threading.Thread:
+        return threading.Thread(target=self._repeat, args=(work, period_s), name=name, daemon=True)
+
+    def _add_journal(self, name: str, server: SplittingServer) -> None:
+        self._journals.setdefault((name, server), server.journal(name))
 
     def _repeat(self, work: Callable[[Store], None], period_s: float) -> None:
         with Store(self._path) as store:
@@ -88,34 +99,23 @@ class ServerSplit:
                     self._tell_once(f"the split waits: {exc}")
 
     def _tell_once(self, text: str) -> None:
-        if text != self._last_message:
+        of_thread = threading.current_thread().name
+        if text != self._last_messages.get(of_thread):
             self._tell(text)
-        self._last_message = text
+        self._last_messages[of_thread] = text
 
-    def _keep(self, store: Store) -> None:
-        """Tell each server a split that has changed at once, and any split once a second."""
+    def _keep(self, server: SplittingServer, store: Store) -> None:
+        """Tell a server a split that has changed at once, and any split once a second."""
         rollout = store.get(self._number)
-        if rollout.phase.is_over:
+        now_s, state, told = time.monotonic(), (rollout.phase, rollout.step), self._told.get(server)
+        if rollout.phase.is_over or (told and told[0] == state and now_s < told[1] + _REFRESH_S):
             return
-        plan, failed = read_plan(rollout.plan), None
-        for server in self._servers:
-            try:
-                self._tell_split(server, rollout, plan)
-            except (ServingError, OSError) as exc:  # the others need to be told all the same
-                failed = exc
-        if failed is not None:
-            raise failed
-        self._last_message = ""
-
-    def _tell_split(self, server: SplittingServer, rollout: Rollout, plan: Plan) -> None:
-        now_s, state = time.monotonic(), (rollout.phase, rollout.step)
-        told = self._told.get(server)
-        if told and told[0] == state and now_s < told[1] + _REFRESH_S:
-            return
-        journal = server.split(rollout, plan, release_shares_now(rollout, plan))
-        if journal is not None:
-            self._journals.setdefault(str(journal), JournalReader(journal))
+        plan = read_plan(rollout.plan)
+        name = server.split(rollout, plan, release_shares_now(rollout, plan))
+        if name is not None:
+            self._add_journal(name, server)
         self._told[server] = (state, now_s)
+        self._last_messages.pop(threading.current_thread().name, None)
 
     def count(self) -> None:
         """Count the outcomes that the servers have written since the last call."""
@@ -123,21 +123,33 @@ class ServerSplit:
             self._count(store)
 
     def _count(self, store: Store) -> None:
-        for name, journal in list(self._journals.items()):
-            with self._counting:
-                while True:
-                    part = journal.read(store.cursor(self._number, name))
-                    if not part.lines:
-                        break
-                    own = [line for line in part.lines if line.rollout == self._number]
-                    plan = read_plan(store.get(self._number).plan)
-                    store.add_journal(
-                        self._number,
-                        name,
-                        part.cursor,
-                        {step: self._merge(lines) for step, lines in _by_step(own).items()},
-                        assigned=_assigned(own, plan),
-                    )
+        """Count what each journal has; one that cannot be read now holds up no other."""
+        errors = []
+        for (name, _), journal in list(self._journals.items()):
+            try:
+                with self._counting:
+                    self._count_journal(store, name, journal)
+            except (ServingError, OSError) as exc:
+                errors.append(exc)
+        if errors:
+            self._tell_once(f"outcomes wait to be counted: {errors[0]}")
+        else:
+            self._last_messages.pop(threading.current_thread().name, None)
+
+    def _count_journal(self, store: Store, name: str, journal: Journal) -> None:
+        while True:
+            part = journal.read(store.cursor(self._number, name))
+            if not part.lines:
+                return
+            own = [line for line in part.lines if line.rollout == self._number]
+            plan = read_plan(store.get(self._number).plan)
+            store.add_journal(
+                self._number,
+                name,
+                part.cursor,
+                {step: self._merge(lines) for step, lines in _by_step(own).items()},
+                assigned=_assigned(own, plan),
+            )
 
     def _merge(self, lines: Sequence[JournalLine]) -> Merge:
         return partial(_merged, self._judge, lines)

@@ -14,12 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.durable_files import draft_of
+from trireme.base.errors import RequestError
+
+OUTCOMES = "outcomes"  # folder of the journals, in the server's
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_READ_BYTES = 4 << 20
@@ -105,6 +108,13 @@ class JournalPart(NamedTuple):
     cursor: Cursor
 
 
+class Journal(Protocol):
+    """A journal that can be read: on this machine (`JournalReader`), or on another one."""
+
+    def read(self, cursor: Cursor) -> JournalPart:
+        """Return the whole lines behind a cursor, some megabytes at most; call it again until there are none."""
+
+
 class JournalReader:
     """The reader of a journal; one at a time.
 
@@ -115,22 +125,30 @@ class JournalReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, cursor: Cursor) -> JournalPart:
-        """Return the whole lines behind a cursor, some megabytes at most; call it again until there are none.
+    def read(self, cursor: Cursor, *, max_bytes: int = _MAX_READ_BYTES) -> JournalPart:
+        """Return the whole lines behind a cursor, of some `max_bytes` together; call it again until there are none.
 
         Files that are read to their end, and whose writers are gone, are removed: the cursor that was given is one
-        that the caller has kept.
+        that the caller has kept. A file that is shorter than the cursor says is left as it is.
+
+        Raises:
+            RequestError: the cursor is in the middle of a line.
         """
         lines, ends = list[JournalLine](), dict[str, int]()
-        num_left = _MAX_READ_BYTES
+        num_left = max_bytes
         for path in sorted(self._folder.glob("*.jsonl")):
             begin = cursor.get(path.name, 0)
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 is_ended = _is_ended(file.fileno())  # before it is read: no line can follow what is read then
-                file.seek(begin)
+                size = os.fstat(file.fileno()).st_size
+                if begin > size:
+                    continue
+                _seek(file, begin, path.name)
                 data = file.read(num_left)
+                if b"\n" not in data and len(data) == num_left:
+                    data += file.readline()  # a line that is longer than a part comes whole
                 whole = data[: data.rfind(b"\n") + 1]
-                if is_ended and not whole and len(data) < num_left:
+                if is_ended and begin + len(data) == size and not whole:  # what follows, if anything, is no whole line
                     path.unlink()
                     continue
                 lines += [msgspec.json.decode(line, type=JournalLine) for line in whole.splitlines()]
@@ -142,6 +160,16 @@ class JournalReader:
 
     def _is_there(self, name: str) -> bool:
         return (self._folder / name).exists()
+
+
+def _seek(file: BinaryIO, begin: int, name: str) -> None:
+    """Go to the begin of a line. Raises: RequestError: it is none."""
+    if begin:
+        file.seek(begin - 1)
+        if file.read(1) != b"\n":
+            raise RequestError(
+                f"the cursor {begin} of {name} is in the middle of a line; give one that was answered", field="cursor"
+            )
 
 
 def _is_ended(number: int) -> bool:

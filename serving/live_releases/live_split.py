@@ -4,6 +4,10 @@
 A Triton that is started anew begins without a split, until the rollout says it again.
 """
 
+import contextlib
+import hashlib
+import re
+import secrets
 import shutil
 import threading
 import time
@@ -15,11 +19,14 @@ import msgspec
 
 from ensemble_configs.changes.release_changes import model_named
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.split.outcome_journal import OUTCOMES, JournalReader
 from ensemble_configs.split.release_split import ReleaseShare, ReleaseSplit, SplitFile
 from trireme.base.errors import RequestError
 from trireme.base.unix_rpc import Handler, Say
 
-_FOLDER = "outcomes"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # of a journal and of its files: never a path
+_PART_BYTES = 256 << 10  # of lines in an answer: `trireme.base.unix_rpc` takes messages of a megabyte
+_KEPT_S = 86_400.0  # an earlier journal's lines that nobody has counted yet
 
 
 class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +45,13 @@ class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
+class JournalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a journal that is asked for. Attributes: `cursor`: how far each of its files has been read."""
+
+    name: str
+    cursor: Annotated[dict[str, Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=100_000)]
+
+
 class Served(Protocol):
     """A server's deployment (`serving.live_releases.live_deployment.LiveDeployment`)."""
 
@@ -54,17 +68,31 @@ class LiveSplit:
         live: the server's deployment.
         folder: folder of the server, for the outcomes.
         now_s: the machine's monotonic clock.
+        clock_s: seconds since 1970, as times of files are.
     """
 
-    def __init__(self, live: Served, folder: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        live: Served,
+        folder: Path,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
         self._live = live
         self._folder = folder
         self._now_s = now_s
+        self._clock_s = clock_s
         self._lock = threading.Lock()
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by operation: ``split`` takes a `SplitRequest`, and answers with the ``journal``."""
-        return {"split": self._set}
+        """Return the handlers by operation.
+
+        ``split`` takes a `SplitRequest`, and answers with the folder of the ``journal`` and its ``name``, which no
+        other server has. ``journal`` takes a `JournalRequest`, and answers with the lines behind its cursor, for a
+        rollout on another machine.
+        """
+        return {"split": self._set, "journal": self._read}
 
     def _set(self, question: Mapping[str, object], say: Say) -> Mapping[str, object]:
         del say
@@ -74,27 +102,65 @@ class LiveSplit:
             raise RequestError(f"the split cannot be read: {exc}", field="split") from exc
         _check(asked, self._live.spec)
         model = model_named(self._live.spec, asked.model)
-        journal = self._folder / _FOLDER / f"{model.name}-{asked.rollout}"
-        split = ReleaseSplit(
-            rollout=asked.rollout,
-            step=asked.step,
-            hash_seed=asked.hash_seed,
-            shares=asked.shares,
-            journal=str(journal),
-            ends_s=self._now_s() + asked.lease_s,
-            key=model.sticky_key or "",
-        )
         with self._lock:
-            if not journal.exists():
-                self._forget_earlier(model.name)
-                journal.mkdir(parents=True)
+            journal = self._journal(model.name, asked)
+            split = ReleaseSplit(
+                rollout=asked.rollout,
+                step=asked.step,
+                hash_seed=asked.hash_seed,
+                shares=asked.shares,
+                journal=str(journal),
+                ends_s=self._now_s() + asked.lease_s,
+                key=model.sticky_key or "",
+            )
             SplitFile(self._live.run_dir(), model.triton_prefix).write(split)
-        return {"journal": str(journal)}
+        return {"journal": str(journal), "name": journal.name}
 
-    def _forget_earlier(self, model: str) -> None:
-        """Remove the journals of rollouts that are over: a model has one at a time."""
-        for earlier in (self._folder / _FOLDER).glob(f"{model}-[0-9]*"):
-            shutil.rmtree(earlier, ignore_errors=True)
+    def _journal(self, model: str, asked: SplitRequest) -> Path:
+        """Return the folder of a rollout's journal; a new one has a name that no other server gives."""
+        # Rollouts of two stores may have one number, and no two rollouts have one seed.
+        begin = f"{model}-{asked.rollout}-{hashlib.sha256(asked.hash_seed.encode()).hexdigest()[:8]}"
+        all_of_model = self._journals(model)
+        for found in all_of_model:
+            if found.name == begin or found.name.startswith(f"{begin}-"):
+                return found
+        for earlier in all_of_model:
+            if self._clock_s() - _last_change_s(earlier) > _KEPT_S:
+                shutil.rmtree(earlier, ignore_errors=True)
+        journal = self._folder / OUTCOMES / f"{begin}-{secrets.token_hex(4)}"
+        journal.mkdir(parents=True)
+        return journal
+
+    def _journals(self, model: str) -> list[Path]:
+        pattern = re.compile(rf"{re.escape(model)}-[0-9]+(-[0-9a-f]{{8}}){{0,2}}")
+        return sorted(path for path in (self._folder / OUTCOMES).glob("*") if pattern.fullmatch(path.name))
+
+    def _read(self, question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        del say
+        try:
+            asked = msgspec.convert({name: value for name, value in question.items() if name != "op"}, JournalRequest)
+        except msgspec.ValidationError as exc:
+            raise RequestError(f"the journal cannot be read: {exc}", field="journal") from exc
+        for name in (asked.name, *asked.cursor):
+            if not _NAME.fullmatch(name):
+                raise RequestError(
+                    f"{name[:80]!r} is no name of a journal or of its files: letters, digits, '_', '.' and '-', no "
+                    "path; give the name that `split` answered with, and the cursor of the answer before",
+                    field="name",
+                    value=name[:80],
+                )
+        part = JournalReader(self._folder / OUTCOMES / asked.name).read(asked.cursor, max_bytes=_PART_BYTES)
+        found: dict[str, object] = msgspec.to_builtins(part._asdict())
+        return found
+
+
+def _last_change_s(folder: Path) -> float:
+    """Return when a journal last got or lost a line, in seconds since 1970."""
+    times_s = [0.0]
+    for path in (folder, *folder.glob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            times_s.append(path.stat().st_mtime)
+    return max(times_s)
 
 
 def _check(asked: SplitRequest, spec: DeploymentSpec) -> None:

@@ -15,17 +15,25 @@ from serving.doctor.server_features import describe_server
 from serving.doctor.server_probe import refuse_unfit_server
 from serving.live_releases.kept_deployment import KeptDeployment
 from serving.live_releases.live_deployment import LiveDeployment
-from serving.live_releases.live_split import LiveSplit
-from serving.live_releases.release_control import release_handlers
+from serving.live_releases.rollout_control import rollout_handlers
 from serving.process.installation import fetch_triton, find_triton
 from serving.process.server_log import log_format as current_log_format
 from serving.process.server_log import set_up_log
 from serving.process.shared_memory import remove_dead_regions
+from serving.supervisor.control_api import ControlApi
 from serving.supervisor.control_key import read_control_key
 from serving.supervisor.descriptor_limit import raise_descriptor_limit
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health, HealthServer
 from serving.supervisor.messages import releases_of, welcome
+from serving.supervisor.remote_options import (
+    RemoteCertOption,
+    RemoteHostOption,
+    RemoteKeyOption,
+    RemotePortOption,
+    RemoteTokenOption,
+    remote_address,
+)
 from serving.supervisor.shutdown import Shutdown
 from serving.supervisor.start_failure import cause_in
 from serving.supervisor.stop_signal import StopSignal
@@ -34,6 +42,7 @@ from serving.telemetry.request_tracer import check_installed
 from serving.triton.frontends import Frontends
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, SpecError
+from trireme.base.http_access import HttpAccess
 from trireme.base.unix_rpc import RpcServer
 from trireme.base.unix_socket import CONTROL_SOCKET
 
@@ -68,6 +77,11 @@ def serve(
         float, typer.Option(help="How long running streams may go on at shutdown, in seconds.", min=0)
     ] = 30.0,
     ready_timeout_s: Annotated[float, typer.Option(help="How long loading may take, in seconds.", min=1)] = 600.0,
+    remote_host: RemoteHostOption = None,
+    remote_port: RemotePortOption = None,
+    remote_cert_file: RemoteCertOption = None,
+    remote_key_file: RemoteKeyOption = None,
+    remote_token_file: RemoteTokenOption = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
         typer.Option(
@@ -87,6 +101,9 @@ def serve(
       trireme serve --deployment my.yaml --host 0.0.0.0 --grpc-port 9001
 
       trireme serve --log-format json
+
+      trireme serve --remote-host 0.0.0.0 --remote-port 8004 --remote-cert-file tls.crt --remote-key-file tls.key \\
+          --remote-token-file keys.txt
     """
     file = load_deployment(deployment)
     folder = Path("build").resolve() / file.name
@@ -99,6 +116,12 @@ def serve(
             field="health_port",
             value=health_port,
         )
+    remote = remote_address(
+        remote_host,
+        remote_port,
+        HttpAccess(remote_cert_file, remote_key_file, remote_token_file, options="--remote-"),
+        taken=ports if health_port is None else (*ports, health_port),
+    )
     control_key = None if control_key_file is None else read_control_key(control_key_file)
     if log_format is not None:
         spec = spec.model_copy(update={"logs": spec.logs.model_copy(update={"format": log_format})})
@@ -143,8 +166,11 @@ def serve(
         if spec.triton.is_guarded:
             frontends = held.enter_context(contextlib.closing(Frontends(spec.triton, _tell)))
         drain_request = DrainRequest(stop.ask)
-        handlers = release_handlers(live) | LiveSplit(live, folder).handlers() | drain_request.handlers()
-        held.enter_context(contextlib.closing(RpcServer(folder / CONTROL_SOCKET, handlers)))
+        handlers = rollout_handlers(live, folder)
+        held.enter_context(contextlib.closing(RpcServer(folder / CONTROL_SOCKET, handlers | drain_request.handlers())))
+        if remote is not None:
+            api = ControlApi(handlers, host=remote.host, port=remote.port, access=remote.access)
+            held.enter_context(contextlib.closing(api))
         try:
             Supervision(
                 start=live.start,

@@ -20,6 +20,6 @@ TokenOption = Annotated[
     Path | None,
     typer.Option(
         help="File of keys, one a line: who asks for the split or reports outcomes brings one as a bearer token. Read "
-        "again for each request."
+        "again when it changes."
     ),
 ]

@@ -15,7 +15,7 @@ from clients.rollout.estimate.verdict_estimate import estimate as estimate_of
 from clients.rollout.estimate.verdict_estimate import lines
 from clients.rollout.planning import gate_settings
 from clients.rollout.records.rollout_plan import Mode, Plan, check_plan, read_steps
-from clients.server_folder import ServerOption, server_folder
+from clients.rollout.server_place import ServerCaOption, ServerOrAddressOption, ServerTokenOption, server_place
 from trireme.base.errors import RequestError, Unavailable
 
 PrometheusOption = Annotated[
@@ -44,7 +44,9 @@ def estimate(
     prometheus: PrometheusOption = None,
     match: MatchOption = "",
     model: Annotated[str | None, typer.Option(help="The model, where the server has several.")] = None,
-    server: ServerOption = None,
+    server: ServerOrAddressOption = None,
+    server_ca_file: ServerCaOption = None,
+    server_token_file: ServerTokenOption = None,
     is_json: JsonOption = False,
 ) -> None:
     """Say how many requests and how much time a rollout would take, and what would make the rollout faster.
@@ -57,7 +59,7 @@ def estimate(
     """
     if match and prometheus is None:
         raise RequestError("--match is for --prometheus; give that, or leave it out", field="match")
-    status = local_server(server_folder(server), model).status()
+    status = local_server(server_place(server, server_ca_file, server_token_file), model).status()
     stable = next(each for each in status["releases"] if each["release"] == status["release"])
     plan = Plan(
         candidate=int(status["release"]),

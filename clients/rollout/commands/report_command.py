@@ -15,8 +15,8 @@ from clients.rollout.judging.sample_ratio import mismatch
 from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
 from clients.rollout.records.state import Assignment
 from clients.rollout.records.store import Store
+from clients.rollout.server_place import ServerOption
 from clients.rollout_gate.report_text import markdown, metric_table
-from clients.server_folder import ServerOption
 from trireme.base.errors import RequestError, SpecError
 
 Report = dict[str, Any]

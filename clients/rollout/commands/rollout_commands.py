@@ -28,8 +28,8 @@ from clients.rollout.operator_commands import phase_after
 from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
 from clients.rollout.records.state import OperatorCommand, Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.server_place import ServerOption
 from clients.rollout.traffic import share_now
-from clients.server_folder import ServerOption
 
 _UNDRIVEN = "  nobody drives it now, and clients go to the stable release: `trireme rollout run`\n"
 

@@ -1,23 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `trireme rollout run`, which goes on with a rollout that lost its process."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clients.rollout.api_access import ApiAccess
-from clients.rollout.choice import StoreOption, alone_on, open_rollout, store_of
+from clients.rollout.api_access import access_of
+from clients.rollout.choice import StoreOption, alone_on, existing_store, open_rollout, store_of
 from clients.rollout.commands.api_options import CertOption, KeyOption, TokenOption
-from clients.rollout.drive import drive
-from clients.rollout.records.rollout_plan import read_plan
+from clients.rollout.drive import drive, tell
+from clients.rollout.local_server import LocalServer
+from clients.rollout.records.rollout_plan import Plan, read_plan
 from clients.rollout.records.store import Store
-from clients.server_folder import ServerOption, server_folder
+from clients.rollout.server_place import (
+    ServerCaOption,
+    ServerOrAddressOption,
+    ServerPlace,
+    ServerTokenOption,
+    folder_of,
+    server_place,
+)
+from clients.rollout.steering_lease import steering
 from trireme.base.errors import SpecError
+from trireme.base.http_access import HttpAccess
+from trireme.base.unix_socket import CONTROL_SOCKET
 
 
 def run(
     *,
-    server: ServerOption = None,
+    server: ServerOrAddressOption = None,
+    server_ca_file: ServerCaOption = None,
+    server_token_file: ServerTokenOption = None,
     store: StoreOption = None,
     host: Annotated[
         str | None, typer.Option(help="Host on which clients ask for the split.", show_default="as it was started")
@@ -38,20 +52,45 @@ def run(
     Examples:
       trireme rollout run
       trireme rollout run --server build/demo_cpu
+      trireme rollout run --server https://gpu-3:8004 --server-ca-file ca.crt --server-token-file key.txt
     """
-    folder = server_folder(server)
-    path = store_of(folder, store)
-    if not path.exists():
-        raise SpecError(f"there is no store of rollouts {path}; name it with --store", field="store")
-    with alone_on(folder, path), Store(path) as kept:
+    path = _store(server, store)
+    with Store(path) as kept:
+        plan = read_plan(open_rollout(kept, None).plan)
+    place = _place(server, server_ca_file, server_token_file, plan)
+    with alone_on(place.folder, path), Store(path) as kept:
         rollout = open_rollout(kept, None)
         plan = read_plan(rollout.plan)
-        drive(
-            kept,
-            path,
-            rollout,
-            folder,
-            host=host or plan.host,
-            port=plan.port if port is None else port,
-            access=ApiAccess(cert_file, key_file, token_file).over(ApiAccess.of(plan)),
-        )
+        control = place.control(tell)
+        with steering(control, plan, tell=tell):
+            drive(
+                kept,
+                path,
+                rollout,
+                LocalServer(control, rollout.model),
+                host=host or plan.host,
+                port=plan.port if port is None else port,
+                access=HttpAccess(cert_file, key_file, token_file).over(access_of(plan)),
+            )
+
+
+def _store(server: str | None, store: Path | None) -> Path:
+    if store is None and server is None:
+        found = sorted(Path("build").glob(f"*/{CONTROL_SOCKET}"))
+        path = existing_store(None, None) if not found else store_of(None, None)
+    else:
+        path = store_of(None if server is None else folder_of(server), store)
+    if not path.exists():
+        raise SpecError(f"there is no store of rollouts {path}; name it with --store", field="store")
+    return path
+
+
+def _place(server: str | None, ca_file: Path | None, token_file: Path | None, plan: Plan) -> ServerPlace:
+    """Return the place that the options name; where they name none, that of the plan."""
+    if not plan.server_url or (server is not None and "://" not in server):
+        return server_place(server, ca_file, token_file)
+    return server_place(
+        server or plan.server_url,
+        ca_file or (Path(plan.server_ca_file) if plan.server_ca_file else None),
+        token_file or Path(plan.server_token_file),
+    )

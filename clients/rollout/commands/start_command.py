@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from clients.rollout.api_access import ApiAccess
+from clients.rollout.api_access import access_of, check_access
 from clients.rollout.choice import StoreOption, WhyOption, alone_on, store_of
 from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
 from clients.rollout.commands.estimate_command import MatchOption, PrometheusOption, tell_estimate
 from clients.rollout.drive import drive, local_server, tell
-from clients.rollout.http_thread import listen
+from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
 from clients.rollout.records.rollout_plan import (
@@ -26,6 +26,14 @@ from clients.rollout.records.rollout_plan import (
 from clients.rollout.records.store import Store
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
+from clients.rollout.server_place import (
+    ServerCaOption,
+    ServerOrAddressOption,
+    ServerPlace,
+    ServerTokenOption,
+    server_place,
+)
+from clients.rollout.steering_lease import steering
 from clients.rollout.weights.named_weights import check_weights
 from clients.rollout.weights.weight_options import (
     AdminOption,
@@ -34,8 +42,8 @@ from clients.rollout.weights.weight_options import (
     WeightsOption,
     weight_fields,
 )
-from clients.server_folder import ServerOption, server_folder
 from trireme.base.errors import RequestError
+from trireme.base.http_thread import listen
 
 ModelOption = Annotated[str | None, typer.Option(help="The model, where the server has several.")]
 
@@ -132,7 +140,9 @@ def start(
         ),
     ] = None,
     model: ModelOption = None,
-    server: ServerOption = None,
+    server: ServerOrAddressOption = None,
+    server_ca_file: ServerCaOption = None,
+    server_token_file: ServerTokenOption = None,
     store: StoreOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8010,
@@ -164,6 +174,8 @@ def start(
       trireme rollout start candidate.yaml --prompts held_out.jsonl
       trireme rollout start candidate.yaml --mode shadow --steps 10,100 --max-copies 8
       trireme rollout start fp8.yaml int4.yaml --mode ab --shares 50,25,25
+      trireme rollout start candidate.yaml --server https://gpu-3:8004 \\
+          --server-ca-file ca.crt --server-token-file key.txt
       trireme rollout start candidate.yaml --split clients --host 0.0.0.0 \\
           --token-file keys.txt --cert-file tls.crt --key-file tls.key
 
@@ -189,16 +201,18 @@ def start(
     _refuse_without(second_url=(second_url, "second_server", second_server))
     _refuse_without(match=(match or None, "prometheus", prometheus))
     held_out = None if prompts is None else held_out_in(prompts, num_at_a_time=prompts_at_a_time or 2)
-    folder = server_folder(server)
-    local = local_server(folder, model)
+    place = server_place(server, server_ca_file, server_token_file)
+    _refuse_two_places(place, second_server)
+    control = place.control(tell)
+    local = LocalServer(control, model)
     status = local.status()
-    path = store_of(folder, store)
+    path = store_of(place.folder, store)
     found = candidates(releases, status, mode=mode, above=_highest_number(path))
     second_fields: dict[str, Any] = {}
     if second_server is None:
         refuse_without_room(local, found)
     else:
-        second = local_server(second_server, model)
+        second = local_server(ServerPlace(second_server), model)
         check_second(status, second.status(), second_server)
         if why_not := why_second_server(local, found[0], is_forced=is_second_server_forced or bool(weighed)):
             tell(f"the second server is used: {why_not}")
@@ -243,20 +257,23 @@ def start(
         key_file=_absolute(key_file),
         token_file=_absolute(token_file),
         split_by=split or _split_by(mode, has_second=bool(second_fields), has_weights=bool(weighed)),
+        server_url=place.url,
+        server_ca_file=place.ca_file,
+        server_token_file=place.token_file,
         **weighed,
         **second_fields,
     )
     _refuse_other_splits(plan)
     check_plan(plan)  # what is wrong is told before anything is begun
-    access = ApiAccess.of(plan)
-    access.check(host, plan)
+    access = access_of(plan)
+    check_access(access, host, plan)
     listen(host, port).close()
     if plan.weights:
         check_weights(plan)
     tell_estimate(plan, status, prometheus, match)
-    with alone_on(folder, path), Store(path) as kept:
+    with alone_on(place.folder, path), Store(path) as kept, steering(control, plan, tell=tell):
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
-        drive(kept, path, rollout, folder, host=host, port=port, access=access)
+        drive(kept, path, rollout, LocalServer(control, rollout.model), host=host, port=port, access=access)
 
 
 _MODES_OF = {
@@ -283,6 +300,17 @@ def _refuse_other_modes(mode: Mode, **given: object) -> None:
 
 def _absolute(path: Path | None) -> str:
     return "" if path is None else str(path.absolute())  # the rollout may go on in another folder
+
+
+def _refuse_two_places(place: ServerPlace, second_server: Path | None) -> None:
+    """Raise a RequestError where the first of two servers is on another machine: the second is asked by its socket."""
+    if place.url and second_server is not None:
+        raise RequestError(
+            f"--second-server {second_server} is on this machine, and --server {place.url} is reached by its control; "
+            "start the rollout on the machine of both, with --server FOLDER, or leave the second server out",
+            field="second_server",
+            value=str(second_server),
+        )
 
 
 def _split_by(mode: Mode, *, has_second: bool, has_weights: bool) -> SplitBy:

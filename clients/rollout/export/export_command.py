@@ -15,6 +15,7 @@ from clients.rollout.export.formats import Format, Options, check_options, check
 from clients.rollout.planning import read_gate
 from clients.rollout.records.rollout_plan import read_steps
 from clients.rollout.records.store import Store
+from clients.rollout.server_place import ServerOption
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import RequestError
 
@@ -98,7 +99,7 @@ def export(
         Path | None,
         typer.Option(help="File that Envoy reads its routes from; --format envoy-routes --follow writes it."),
     ] = None,
-    server: Annotated[Path | None, typer.Option(help="Folder of the server; none: the only one here.")] = None,
+    server: ServerOption = None,
     store: Annotated[
         Path | None, typer.Option(help="File that keeps rollouts; none: rollouts.sqlite in the server's folder.")
     ] = None,

@@ -62,6 +62,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         envoy_admins: addresses of the admin interfaces of the Envoys that read the file.
         stable_service, candidate_service: names of both servers in the route of a Gateway.
         cert_file, key_file, token_file: of the API that clients ask (`clients.rollout.api_access`); "": none.
+        server_url: address of the control of a server on another machine; "": the server is on this one.
+        server_ca_file, server_token_file: of the access to that control; "": none.
     """
 
     mode: Mode = Mode.CANARY
@@ -95,6 +97,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     envoy_admins: tuple[str, ...] = ()
     stable_service: str = ""
     candidate_service: str = ""
+    server_url: str = ""
+    server_ca_file: str = ""
+    server_token_file: str = ""
 
     @property
     def arms(self) -> dict[str, float]:

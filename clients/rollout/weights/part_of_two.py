@@ -7,21 +7,14 @@ end is told by the servers themselves, as on one server.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Protocol
 
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase, Rollout
+from clients.rollout.server_split import SplittingServer
+from ensemble_configs.split.outcome_journal import Journal
 from ensemble_configs.split.release_split import ReleaseShare
 
 _COMPARED = (Phase.RUNNING, Phase.PAUSED, Phase.HELD)
-
-
-class Splitting(Protocol):
-    """A server that splits requests (`clients.rollout.local_server.LocalServer`)."""
-
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
-        """Split the requests until the plan's lease is over, and return the outcomes' journal."""
 
 
 class PartOfTwo:
@@ -31,15 +24,19 @@ class PartOfTwo:
         release: the release that it serves.
     """
 
-    def __init__(self, server: Splitting, release: int) -> None:
+    def __init__(self, server: SplittingServer, release: int) -> None:
         self._server = server
         self._release = release
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path | None:
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str | None:
         """Let the server mark the requests that are compared; None where none are, and it may be loading."""
         if rollout.phase not in _COMPARED:
             return None
         return self._server.split(rollout, plan, part_of(shares, self._release))
+
+    def journal(self, name: str) -> Journal:
+        """Return the server's journal by its name."""
+        return self._server.journal(name)
 
 
 def part_of(shares: Sequence[ReleaseShare], release: int) -> tuple[ReleaseShare, ...]:

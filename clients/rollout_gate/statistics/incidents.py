@@ -3,8 +3,10 @@
 
 Errors of an arm that fails for half a minute are one thing that happened, not sixty. How long such a time is nobody
 knows; so a few lengths are tried. At each, events of one arm that follow one another within it, with none of the other
-arm between, are one incident, and the length has a weight: how much likelier the gaps between events are under it than
-by chance (the mixed likelihood ratio of `clients.rollout_gate.statistics.count_test`, of short gaps among all). The
+arm between, are one incident, and the length has a weight: how much likelier it is than by chance that so many events
+follow another one within it, of the time in which they could (the mixed likelihood ratio of
+`clients.rollout_gate.statistics.count_test`, with the covered share of the time as the chance). An arm that fails
+evenly, however often, has all its time covered, and no incidents. The
 chance that explains the incidents is averaged over the lengths, as `clients.rollout_gate.statistics.fading` averages
 over excesses. Events by themselves lose next to nothing.
 """
@@ -40,6 +42,7 @@ class Incidents:
             on for longer than `LONGEST` counts anew.
         since_s: time of the first event of the newest of those.
         short: number of gaps within the length, whatever the other arm had between.
+        covered_s: time within the length after an event, before the newest one.
         lasting: number of incidents of the length `LASTING`, whatever the other arm had between.
         began_s: time of the first event of the newest of those; plus infinity: none.
     """
@@ -51,6 +54,7 @@ class Incidents:
     incidents: Floats
     since_s: Floats
     short: Floats
+    covered_s: Floats
     lasting: Floats
     began_s: Floats
 
@@ -66,6 +70,7 @@ class Incidents:
             incidents=np.zeros(lengths),
             since_s=np.full(lengths, np.inf),
             short=np.zeros(lengths),
+            covered_s=np.zeros(lengths),
             lasting=np.zeros(arms),
             began_s=np.full(arms, np.inf),
         )
@@ -86,10 +91,14 @@ class Incidents:
         self.short += np.where(is_any, count - 1, 0.0)[..., np.newaxis] + (
             is_any[..., np.newaxis] & ~is_far & np.isfinite(gap_s)
         )
+        last_s = np.where(is_event, times, -np.inf).max(axis=-1)
+        within_s = np.where(is_any, last_s, 0.0) - np.where(is_any, first_s, 0.0)
+        before_s = np.where(is_any[..., np.newaxis] & np.isfinite(gap_s), np.minimum(gap_s, self._lengths_s), 0.0)
+        self.covered_s += before_s + within_s[..., np.newaxis]
         self.lasting += is_far[..., LASTING]
         self.began_s = np.where(is_far[..., LASTING], first_s, self.began_s)
         self._note_incidents(is_event, at_s, is_far, first_s)
-        self.last_s = np.maximum(self.last_s, np.where(is_event, times, -np.inf).max(axis=-1))
+        self.last_s = np.maximum(self.last_s, last_s)
         self.num += count
 
     def _note_incidents(self, is_event: Truths, at_s: Floats, is_far: Truths, first_s: Floats) -> None:
@@ -146,9 +155,12 @@ class Incidents:
         return np.asarray(found / found.sum(axis=-1, keepdims=True))
 
     def _togetherness(self, length: int, length_s: float, elapsed_s: Floats) -> Floats:
-        """Return the log evidence that gaps within a length are more than an arm's own rate makes, over both arms."""
+        """Return the log evidence that more events follow another one within a length than fall there by chance.
+
+        It is of both arms together.
+        """
         gaps = np.maximum(self.num - 1, 0.0)
-        expected = self.num * length_s / np.maximum(elapsed_s, 1.0)[..., np.newaxis]  # events of a length
-        by_chance = np.minimum(1 - np.exp(-expected), 1 - 1e-9)
+        covered_s = self.covered_s[..., length] + length_s  # the last: behind the newest event
+        by_chance = np.clip(covered_s / np.maximum(elapsed_s, 1.0)[..., np.newaxis], 1e-9, 1 - 1e-9)
         found = log_evidence_over(self.short[..., length], gaps - self.short[..., length], by_chance)
         return np.asarray(np.where(gaps > 0, found, 0.0).sum(axis=-1))

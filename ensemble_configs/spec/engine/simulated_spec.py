@@ -12,10 +12,13 @@ from ensemble_configs.spec.engine.provider_spec import FixedCacheSpec
 class SimulatedFaultSpec(Spec):
     """The faults of a simulated engine: a rehearsal of what a server has to survive."""
 
-    kind: Literal["crash", "hang"] = Field(description="how the engine fails")
+    kind: Literal["crash", "hang", "error"] = Field(
+        description="how the engine fails; error: a request ends with an error in place of its first token"
+    )
     after_requests: NotNegative | None = Field(
         default=None, description="that were taken before; none: already while it loads"
     )
+    share: Number = Field(default=1.0, gt=0, le=1, description="of the requests that fail, where kind is error")
 
 
 class SimulatedEngineSpec(FixedCacheSpec):

@@ -25,7 +25,9 @@ from serving.engines.seam.retained_blocks import RetainedBlocks
 from serving.engines.simulated.fake_model import FakeModel
 from serving.engines.simulated.simulated_fault import SimulatedFault
 from serving.engines.simulated.simulated_request import SimulatedRequest
+from trireme.base.errors import ServerError
 
+_FAILS = ServerError("the simulated engine fails this request, as engine.fault of its deployment asks for")
 _NO_MODEL = "it has no model, which this needs; leave it out or serve with another provider"
 _SUPPORTED = frozenset({"max_tokens", "min_tokens", "end_id", "temperature", "top_k", "top_p", "seed"})
 _SUPPORTED |= {*RETENTION_FIELDS}
@@ -79,11 +81,11 @@ class SimulatedEngine(Engine):
     def add(self, request: GenerationRequest) -> None:
         """Queue a request."""
         refuse_unservable(request, self.info)
-        if request.key < FIRST_WARM_UP_KEY:
-            self._fault.note_request()
+        fails = request.key < FIRST_WARM_UP_KEY and self._fault.fails()
         if not self._sequences:
             self._pace.restart()
         running = self._running_of(request)
+        running.fails = fails
         self._sequences[request.key] = running
         self._batch.add(running.sequence)
 
@@ -130,6 +132,9 @@ class SimulatedEngine(Engine):
     def _go_on(self, sequence: Sequence) -> TokenChunk:
         """Return the next token of a request."""
         running = self._sequences[sequence.key]
+        if running.fails:
+            self._forget(sequence)
+            return TokenChunk(sequence.key, [], error=str(_FAILS))
         running.times.note_token()
         token_id = next(sequence.tokens)
         running.output_ids.append(token_id)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated engine that dies or hangs, as real ones do: without a word, with all that it holds."""
+"""A simulated engine that dies or hangs, as real ones do, without a word, with all that it holds; or fails requests."""
 
+import math
 import os
 import signal
 import time
@@ -19,15 +20,21 @@ class SimulatedFault:
 
     def note_load(self) -> None:
         """Note that the engine is being loaded."""
-        if self._spec is not None and self._spec.after_requests is None:
+        if self._spec is not None and self._spec.after_requests is None and self._spec.kind != "error":
             self._happen(self._spec)
 
-    def note_request(self) -> None:
-        """Note that a request is taken."""
+    def fails(self) -> bool:
+        """Note that a request is taken, and return whether this one is to fail; the failing ones are evenly spaced."""
         self._num_requests += 1
-        limit = self._spec.after_requests if self._spec is not None else None
-        if self._spec is not None and limit is not None and self._num_requests > limit:
-            self._happen(self._spec)
+        spec = self._spec
+        num_late = self._num_requests - (spec.after_requests or 0) if spec is not None else 0
+        if spec is None or num_late <= 0:
+            return False
+        if spec.kind == "error":
+            return math.floor(num_late * spec.share) > math.floor((num_late - 1) * spec.share)
+        if spec.after_requests is not None:
+            self._happen(spec)
+        return False
 
     def _happen(self, spec: SimulatedFaultSpec) -> None:
         if spec.kind == "crash":

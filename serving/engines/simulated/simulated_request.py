@@ -17,6 +17,7 @@ class SimulatedRequest:
     num_reused_tokens: int = 0
     times: RequestTimes = field(default_factory=RequestTimes)
     output_ids: list[int] = field(default_factory=list)
+    fails: bool = False  # at its first token
 
     def perf(self, block_tokens: int) -> PerfMetrics | None:
         """Return the metrics of the request at its end."""

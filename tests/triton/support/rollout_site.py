@@ -131,16 +131,21 @@ class Site:
 
 
 def serving(
-    folder: Path, *, triton: Mapping[str, object] | None = None, sticky_key: str | None = None, **engine: object
+    folder: Path,
+    *,
+    triton: Mapping[str, object] | None = None,
+    sticky_key: str | None = None,
+    options: tuple[str, ...] = (),
+    **engine: object,
 ) -> RunningServer:
-    """Return a server of release 1: `ENGINE` but for what is named.
+    """Return a server of release 1: `ENGINE` but for what is named; `options`: more of `trireme serve`.
 
     Its releases may take half a minute to load, and it may be killed as often as a test likes.
     """
     triton = {"restart_backoff_s": 0.0, "max_restarts": 100, **(triton or {})}
     more = {} if sticky_key is None else {"sticky_key": sticky_key}
     text = deployment_text("live", engine=ENGINE | {"seed": 1} | engine, triton=triton, endpoints=ROLLED_OUT, **more)
-    return RunningServer(text, folder, options=("--ready-timeout-s", "30"))
+    return RunningServer(text, folder, options=("--ready-timeout-s", "30", *options))
 
 
 def said_by_engine(seed: int, *, max_tokens: int = MAX_TOKENS, mode: str = "hash") -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from kept_outcomes import merge
 from kserve_server import KServeServer, response
 
 from clients.access import Access
-from clients.rollout.api_access import ApiAccess
+from clients.rollout.api_access import access_of, check_access
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
@@ -25,6 +25,7 @@ from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.routing.rollout_client import RolloutClient, Step
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, SpecError
+from trireme.base.http_access import HttpAccess
 from trireme.commands import run_command
 
 KEY, NEXT_KEY = "0123456789abcdef", "fedcba9876543210"
@@ -61,7 +62,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def front(path: Path, pair: Pair, token_file: Path) -> Iterator[RolloutApi]:
-    found = RolloutApi(path, 1, "", merge, host="127.0.0.1", port=0, access=ApiAccess(pair.cert, pair.key, token_file))
+    found = RolloutApi(path, 1, "", merge, host="127.0.0.1", port=0, access=HttpAccess(pair.cert, pair.key, token_file))
     with contextlib.closing(found):
         yield found
 
@@ -196,26 +197,26 @@ def test_other_machines_decide_nothing_without_a_key(
     host: str, split_by: SplitBy, with_tls: bool, with_keys: bool, refusal: str, pair: Pair, token_file: Path
 ) -> None:
     cert, key = pair if with_tls else (None, None)
-    access = ApiAccess(cert, key, token_file if with_keys else None)
+    access = HttpAccess(cert, key, token_file if with_keys else None)
     plan = Plan(candidate=2, stable=1, release={}, salt="s", split_by=split_by)
     with pytest.raises(RequestError, match=refusal) if refusal else contextlib.nullcontext():
-        access.check(host, plan)
+        check_access(access, host, plan)
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path, authority: Authority, pair: Pair, token_file: Path) -> None:
     other, text = authority.server("other"), tmp_path / "text"
     text.write_text("no PEM")
     for access, said in (
-        (ApiAccess(pair.cert), "--cert-file is given without --key-file"),
-        (ApiAccess(None, pair.key), "--key-file is given without --cert-file"),
-        (ApiAccess(pair.cert, other.key), "cannot be used: KEY_VALUES_MISMATCH"),
-        (ApiAccess(text, pair.key), "cannot be used"),
-        (ApiAccess(tmp_path / "none", pair.key), "cannot be used: No such file"),
-        (ApiAccess(token_file=tmp_path / "none"), "--token-file .* cannot be read: No such file"),
-        (ApiAccess(token_file=tmp_path), "cannot be read: Is a directory"),
+        (HttpAccess(pair.cert), "--cert-file is given without --key-file"),
+        (HttpAccess(None, pair.key), "--key-file is given without --cert-file"),
+        (HttpAccess(pair.cert, other.key), "cannot be used: KEY_VALUES_MISMATCH"),
+        (HttpAccess(text, pair.key), "cannot be used"),
+        (HttpAccess(tmp_path / "none", pair.key), "cannot be used: No such file"),
+        (HttpAccess(token_file=tmp_path / "none"), "--token-file .* cannot be read: No such file"),
+        (HttpAccess(token_file=tmp_path), "cannot be read: Is a directory"),
     ):
         with pytest.raises(SpecError, match=said):
-            access.check("127.0.0.1", PLAN)
+            check_access(access, "127.0.0.1", PLAN)
     for content, said in (
         (b"\n \n", "it is empty"),
         (b"0123456789abcdef\nshort\n", "line 2 is no key; a key is at least 16 visible characters"),
@@ -224,7 +225,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, authority: Authority, pair
     ):
         token_file.write_bytes(content)
         with pytest.raises(SpecError, match=said):
-            ApiAccess(token_file=token_file).check("127.0.0.1", PLAN)
+            check_access(HttpAccess(token_file=token_file), "127.0.0.1", PLAN)
 
 
 def test_a_key_with_a_password_does_not_ask_the_terminal(tmp_path: Path, pair: Pair) -> None:
@@ -238,21 +239,21 @@ def test_a_key_with_a_password_does_not_ask_the_terminal(tmp_path: Path, pair: P
         )
     )
     with pytest.raises(SpecError, match="without a password"):
-        ApiAccess(pair.cert, locked).tls()
+        HttpAccess(pair.cert, locked).tls()
 
 
 def test_a_rollout_goes_on_with_the_access_it_began_with(pair: Pair, token_file: Path) -> None:
-    begun = ApiAccess(pair.cert, pair.key, token_file)
+    begun = HttpAccess(pair.cert, pair.key, token_file)
     plan = Plan(
         candidate=2, stable=1, release={}, salt="s", cert_file=str(pair.cert), key_file=str(pair.key),
         token_file=str(token_file),
     )  # fmt: skip
-    assert ApiAccess.of(plan) == begun
-    assert ApiAccess().over(begun) == begun
-    assert ApiAccess.of(PLAN) == ApiAccess()
+    assert access_of(plan) == begun
+    assert HttpAccess().over(begun) == begun
+    assert access_of(PLAN) == HttpAccess()
     other = Path("other")
-    assert ApiAccess(token_file=other).over(begun) == ApiAccess(pair.cert, pair.key, other)
-    assert ApiAccess(other).over(begun) == ApiAccess(other, None, token_file)  # and is refused
+    assert HttpAccess(token_file=other).over(begun) == HttpAccess(pair.cert, pair.key, other)
+    assert HttpAccess(other).over(begun) == HttpAccess(other, None, token_file)  # and is refused
 
 
 def test_going_on_where_strangers_could_decide_is_refused(

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import pytest
 from kept_outcomes import merge
 
-from clients.rollout.http_thread import listen
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
 from trireme.base.errors import RequestError, ServingError, SpecError
+from trireme.base.http_thread import listen
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from clients.rollout.server_split import ServerSplit
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
-from ensemble_configs.split.outcome_journal import JournalWriter
+from ensemble_configs.split.outcome_journal import JournalPart, JournalReader, JournalWriter
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import Unavailable
 
@@ -28,16 +28,19 @@ class Server:
     """A server that is told splits, and may be away."""
 
     def __init__(self, journal: Path) -> None:
-        self.journal = journal
+        self.folder = journal
         self.told: list[tuple[int, tuple[tuple[float, int, str], ...]]] = []
         self.is_away = False
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str:
         del plan
         if self.is_away:
             raise Unavailable("it is being started", reason="starting")
         self.told.append((rollout.step, tuple((each.upto, each.release, each.arm) for each in shares)))
-        return self.journal
+        return str(self.folder)
+
+    def journal(self, name: str) -> JournalReader:
+        return JournalReader(Path(name))
 
 
 def keeper(world: World, server: Server) -> ServerSplit:
@@ -98,7 +101,7 @@ def test_a_server_that_comes_back_is_told_again(tmp_path: Path) -> None:
 def test_outcomes_are_counted_for_their_step_and_once_over_restarts(tmp_path: Path) -> None:
     world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
     enter(world, Phase.RUNNING, step=1)
-    writer = JournalWriter(server.journal, "ensemble-1")
+    writer = JournalWriter(server.folder, "ensemble-1")
     num_written = 0
     for life in range(4):
         server.told.clear()
@@ -111,7 +114,7 @@ def test_outcomes_are_counted_for_their_step_and_once_over_restarts(tmp_path: Pa
             num_written += 1
         if life % 2:
             writer.close()
-            writer = JournalWriter(server.journal, "ensemble-1")
+            writer = JournalWriter(server.folder, "ensemble-1")
         split.close()
         assert num_counted(world, 0) + num_counted(world, 1) == num_written
     assert num_counted(world, 0) == num_counted(world, 1) == num_written / 2
@@ -127,13 +130,13 @@ def count_until_killed(path: Path, number: int, journal: Path) -> None:
 def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
     world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
     enter(world, Phase.RUNNING, step=1)
-    writer = JournalWriter(server.journal, "ensemble-1")
+    writer = JournalWriter(server.folder, "ensemble-1")
     context, rng = multiprocessing.get_context("spawn"), random.Random(5)
     for _ in range(6):
         for number in range(300):
             arm = ("candidate", "baseline")[number % 2]
             writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm=arm, ttft_ms=5.0))
-        victim = context.Process(target=count_until_killed, args=(world.path, world.number, server.journal))
+        victim = context.Process(target=count_until_killed, args=(world.path, world.number, server.folder))
         victim.start()
         wait_for_more(world)
         time.sleep(rng.uniform(0, 0.05))
@@ -143,3 +146,32 @@ def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
     keeper(world, server).close()
     writer.close()
     assert num_counted(world, 1) == 6 * 300
+
+
+class Away(JournalReader):
+    """A journal of a server that is away."""
+
+    def read(self, *_: object, **__: object) -> JournalPart:
+        raise Unavailable("nobody is there", reason="unreachable")
+
+
+def test_a_journal_that_cannot_be_read_holds_up_no_other_and_ends_nothing(tmp_path: Path) -> None:
+    class Two(Server):
+        def journal(self, name: str) -> JournalReader:
+            return Away(Path(name)) if name.endswith("away") else JournalReader(Path(name))
+
+    world, server = World(tmp_path, split_by=SplitBy.SERVER), Two(tmp_path / "journal")
+    enter(world, Phase.RUNNING, step=1)
+    with Store(world.path) as store:
+        store.add_journal(world.number, str(tmp_path / "away"), {}, {})
+    told: list[str] = []
+    split = ServerSplit(world.path, world.number, [server], Gate(GateSpec()), tell=told.append)
+    wait_until(lambda: bool(server.told))
+    writer = JournalWriter(server.folder, "ensemble-1")
+    writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm="candidate", ttft_ms=5.0))
+    wait_until(lambda: num_counted(world, 1) == 1)
+    time.sleep(1.1)
+    split.close()
+    writer.close()
+    waiting = [text for text in told if text.startswith("outcomes wait to be counted: ")]
+    assert 1 <= len(waiting) <= 2, "once, and once at its end"

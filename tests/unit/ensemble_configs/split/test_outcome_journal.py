@@ -13,6 +13,7 @@ import pytest
 from ensemble_configs.split import outcome_journal
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import Cursor, JournalReader, JournalWriter
+from trireme.base.errors import RequestError
 
 
 def write(writer: JournalWriter, number: int) -> None:
@@ -47,6 +48,40 @@ def test_a_reader_that_dies_before_it_keeps_its_cursor_reads_the_lines_again(tmp
     writer.close()
     assert [line.outcome.num_tokens for line in reader.read({}).lines] == [1]
     assert [line.outcome.num_tokens for line in reader.read({}).lines] == [1]
+
+
+def test_a_file_that_is_shorter_than_the_cursor_says_is_left_as_it_is(tmp_path: Path) -> None:
+    writer, reader = JournalWriter(tmp_path, "a"), JournalReader(tmp_path)
+    write(writer, 1)
+    writer.close()
+    [path] = tmp_path.iterdir()
+    beyond = {path.name: path.stat().st_size + 100}
+    assert reader.read(beyond) == ([], beyond)
+    assert reader.read({path.name: 0}).lines, "nothing was removed"
+
+
+def test_a_cursor_within_a_line_is_refused_and_removes_nothing(tmp_path: Path) -> None:
+    writer, reader = JournalWriter(tmp_path, "a"), JournalReader(tmp_path)
+    write(writer, 1)
+    writer.close()
+    [path] = tmp_path.iterdir()
+    for begin in (1, path.stat().st_size - 1):
+        with pytest.raises(RequestError, match="in the middle of a line"):
+            reader.read({path.name: begin})
+    assert reader.read({}).lines
+
+
+def test_a_part_is_as_short_as_it_is_asked_for_and_holds_whole_lines(tmp_path: Path) -> None:
+    writer, reader = JournalWriter(tmp_path, "a"), JournalReader(tmp_path)
+    for number in range(10):
+        write(writer, number)
+    found: list[int] = []
+    cursor: Cursor = {}
+    while (part := reader.read(cursor, max_bytes=10)).lines:
+        found += [line.outcome.num_tokens for line in part.lines]
+        cursor = part.cursor
+        assert len(part.lines) == 1
+    assert found == list(range(10))
 
 
 def test_a_file_goes_when_it_is_read_and_its_writer_has_gone(tmp_path: Path) -> None:

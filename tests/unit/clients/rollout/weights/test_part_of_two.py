@@ -17,7 +17,7 @@ from clients.rollout.weights.part_of_two import PartOfTwo, part_of
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
-from ensemble_configs.split.outcome_journal import JournalWriter
+from ensemble_configs.split.outcome_journal import JournalReader, JournalWriter
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import Unavailable
 
@@ -26,16 +26,19 @@ class Server:
     """A server that is told splits, and may be away."""
 
     def __init__(self, journal: Path) -> None:
-        self.journal = journal
+        self.folder = journal
         self.told: list[tuple[tuple[float, int, str], ...]] = []
         self.is_away = False
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> Path:
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str:
         del rollout, plan
         if self.is_away:
             raise Unavailable("it is being started", reason="starting")
         self.told.append(tuple((round(each.upto, 6), each.release, each.arm) for each in shares))
-        return self.journal
+        return self.folder.name
+
+    def journal(self, name: str) -> JournalReader:
+        return JournalReader(self.folder.parent / name)
 
 
 def enter(world: World, phase: Phase, step: int) -> Rollout:
@@ -77,9 +80,9 @@ def test_clients_that_ask_are_sent_to_the_router_like_all_others(tmp_path: Path)
 
 def test_both_servers_are_told_and_counted_whoever_is_away(tmp_path: Path) -> None:
     world = world_of(tmp_path)
-    first, second = Server(tmp_path / "first"), Server(tmp_path / "second")
+    first, second = Server(tmp_path / "a" / "chat-1"), Server(tmp_path / "b" / "chat-2")
     parts = [PartOfTwo(first, 1), PartOfTwo(second, 2)]
-    writers = [JournalWriter(server.journal, "ensemble-1") for server in (first, second)]
+    writers = [JournalWriter(server.folder, "ensemble-1") for server in (first, second)]
     first.is_away = True
     for life in range(2):
         split = ServerSplit(world.path, world.number, parts, Gate(GateSpec()))

@@ -82,3 +82,12 @@ def test_one_burst_is_chance_and_twenty_errors_by_themselves_are_not() -> None:
 def test_an_arm_that_fails_in_many_bursts_beside_one_that_does_not_is_found() -> None:
     assert chance(in_bursts(25, CANDIDATE, 5)) < 1e-3
     assert chance(in_bursts(25, CANDIDATE, 5) + in_bursts(25, BASELINE, 6)) > 0.1
+
+
+@pytest.mark.parametrize("every_s", [0.5, 3.0, 9.0, 40.0])
+@pytest.mark.parametrize("jitter", [0.0, 1.0])
+def test_an_arm_that_fails_all_the_time_is_found_however_evenly(every_s: float, jitter: float) -> None:
+    # As one request in 33 of a busy arm, counted off: no gap between them is ever long.
+    rng = np.random.default_rng(7)
+    failing = [(at_s + jitter * every_s * rng.random(), CANDIDATE) for at_s in np.arange(0, 2000, every_s)]
+    assert chance(failing) < 1e-4

@@ -148,3 +148,21 @@ def test_a_long_prompt_is_prefilled_beside_streams_that_all_get_a_token_in_every
     whole_ms = 1 + 16 * 0.05 + 112 * 0.02
     assert steps[:8] == [(list(range(16)), round(whole_ms, 6))] * 8
     assert steps[8:] == [([*range(16), 99], round(whole_ms - 8 * 0.02, 6))]
+
+
+def test_an_engine_that_fails_a_share_of_its_requests_fails_these_alone() -> None:
+    engine = engine_of(fault={"kind": "error", "share": 0.25, "after_requests": 4})
+    for key in range(20):
+        engine.add(request(key, [5, 6, 7]))
+    failed, ended = set[int](), set[int]()
+    while engine.has_work:
+        for chunk in engine.step():
+            if chunk.error is not None:
+                assert chunk.error.startswith("[INTERNAL")
+                assert chunk.token_ids == []
+                failed.add(chunk.key)
+            elif chunk.finish_reason is not None:
+                ended.add(chunk.key)
+    assert failed == {7, 11, 15, 19}
+    assert ended == set(range(20)) - failed
+    assert engine.stats().num_used_kv_blocks == 0

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of a rollout's server: a folder on this machine, or the address of its control on another one.
+
+A rollout of a server elsewhere has its store in `build/HOST-PORT`, where commands that only read find it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from clients.access import Access
+from clients.remote_control import RemoteControl, control_address
+from clients.rollout.local_server import Control
+from clients.server_control import ServerControl
+from clients.server_folder import server_folder
+from trireme.base.errors import RequestError
+from trireme.base.unix_socket import CONTROL_SOCKET
+
+
+def folder_of(server: str) -> Path:
+    """Return the folder that a server's rollouts are kept in.
+
+    Raises:
+        RequestError: it is an address, and not of a control.
+    """
+    if not _is_address(server):
+        return Path(server)
+    address = control_address(server)
+    return Path("build") / f"{address.host.replace(':', '_')}-{address.port}"
+
+
+def _parsed(server: str) -> Path:
+    try:
+        return folder_of(server)
+    except RequestError as exc:
+        raise typer.BadParameter(exc.message) from exc
+
+
+ServerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--server",
+        parser=_parsed,
+        metavar="FOLDER|URL",
+        help="The server of the rollout, as `trireme rollout start` was told it; none: the only one here.",
+    ),
+]
+ServerOrAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="FOLDER|URL",
+        help="Folder of the server, build/NAME where it was started, or https://HOST:PORT of its control "
+        "(`trireme serve --remote-port`) on another machine; none: the only one here.",
+    ),
+]
+ServerCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --server https://...: PEM file of the authority of the server's certificate.",
+        show_default="the system's authorities",
+    ),
+]
+ServerTokenOption = Annotated[
+    Path | None,
+    typer.Option(help="With --server https://...: file with a key of the server's --remote-token-file."),
+]
+
+
+class ServerPlace(NamedTuple):
+    """The place of a server.
+
+    Attributes:
+        folder: of the server, or of the rollouts of one on another machine.
+        url: of the control, on another machine; "": the server is on this one.
+        ca_file, token_file: of the access to that control; "": none.
+    """
+
+    folder: Path
+    url: str = ""
+    ca_file: str = ""
+    token_file: str = ""
+
+    def control(self, tell: Callable[[str], None]) -> Control:
+        """Return the control of the server, which tells what the server says meanwhile."""
+        if not self.url:
+            return ServerControl(self.folder / CONTROL_SOCKET, tell=tell)
+        access = Access(
+            is_tls=self.url.startswith("https://"),
+            ca_file=self.ca_file or None,
+            token_file=self.token_file or None,
+        )
+        return RemoteControl(self.url, access, tell=tell)
+
+
+def server_place(server: str | None, ca_file: Path | None, token_file: Path | None) -> ServerPlace:
+    """Return the place that a command's options name.
+
+    Raises:
+        RequestError: they do not go together, or the address is none.
+        SpecError: no server was found (`clients.server_folder.server_folder`).
+    """
+    if server is None or not _is_address(server):
+        for option, given in (("ca", ca_file), ("token", token_file)):
+            if given is not None:
+                raise RequestError(
+                    f"--server-{option}-file is for --server https://HOST:PORT; give that, or leave it out",
+                    field=f"server_{option}_file",
+                )
+        return ServerPlace(server_folder(None if server is None else Path(server)))
+    address = control_address(server)
+    if token_file is None:
+        raise RequestError(
+            f"--server {address.url} answers nobody without a key; give --server-token-file, a file with a key of the "
+            "server's --remote-token-file",
+            field="server_token_file",
+        )
+    if ca_file is not None and not address.is_tls:
+        raise RequestError(
+            f"--server-ca-file is for https://, and --server is {address.url}; leave it out", field="server_ca_file"
+        )
+    ca = "" if ca_file is None else str(ca_file.absolute())
+    return ServerPlace(folder_of(server), address.url, ca, str(token_file.absolute()))
+
+
+def _is_address(server: str) -> bool:
+    return "://" in server

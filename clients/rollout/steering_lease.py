@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lease with which one rollout steers a server, from whatever machine (`serving.live_releases.steering`)."""
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from clients.rollout.local_server import Control
+from clients.rollout.records.rollout_plan import Plan
+from trireme.base.errors import RequestError, ServingError, Unavailable
+
+LEASE_S = 30.0
+_RENEW_S = 5.0
+
+
+@contextlib.contextmanager
+def steering(control: Control, plan: Plan, *, tell: Callable[[str], None], renew_s: float = _RENEW_S) -> Iterator[None]:
+    """Steer a server for a rollout; one that is away now is told when it is back.
+
+    Raises:
+        RequestError: another rollout steers the server, or another process this one; it names the other.
+        ServingError: the server refuses the caller.
+    """
+    lease = _Lease(control, plan, tell)
+    try:
+        lease.take()
+    except Unavailable as exc:
+        if exc.facts.get("reason") == "steered":
+            raise RequestError(exc.message, field="server") from exc
+        tell(f"waiting for the server: {exc.message}")
+    closing = threading.Event()
+
+    def renew() -> None:
+        while not closing.wait(renew_s):
+            lease.renew()
+
+    thread = threading.Thread(target=renew, name="steering", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join(2 * renew_s)  # it may wait for a server that is silent
+        lease.give_back()
+
+
+class _Lease:
+    def __init__(self, control: Control, plan: Plan, tell: Callable[[str], None]) -> None:
+        self._control, self._tell = control, tell
+        self._rollout = plan.salt[:200]  # no two rollouts have one hash seed
+        self._process = secrets.token_hex(8)
+        self._who = f"a rollout of release {plan.candidate} (process {os.getpid()} on {socket.gethostname()})"[:200]
+        self._was_taken = False
+        self._last_message = ""
+        control.controller = self._process
+
+    def take(self) -> None:
+        self._steer(LEASE_S)
+        self._was_taken = True
+
+    def renew(self) -> None:
+        try:
+            self.take()
+            self._last_message = ""
+        except (ServingError, OSError) as exc:
+            if str(exc) != self._last_message:
+                self._tell(f"the server is not steered: {exc}")
+            self._last_message = str(exc)
+
+    def give_back(self) -> None:
+        with contextlib.suppress(ServingError, OSError):  # it ends by itself
+            self._steer(0.0)
+
+    def _steer(self, lease_s: float) -> None:
+        self._control.ask(
+            "steer",
+            rollout=self._rollout,
+            process=self._process,
+            who=self._who,
+            lease_s=lease_s,
+            is_first=not self._was_taken,
+        )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of a rollout by its folder or its address: what goes together, and where its rollouts are kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from remote_site import RemoteSite
+
+from clients.remote_control import RemoteControl
+from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.records.store import Store
+from clients.rollout.server_place import ServerPlace, folder_of, server_place
+from clients.server_control import ServerControl
+from trireme.base.errors import RequestError
+from trireme.commands import run_command
+
+URL = "https://gpu-3:8004"
+
+
+def tell(_: str) -> None:
+    pass
+
+
+def test_a_folder_is_asked_by_its_socket_and_an_address_over_https(tmp_path: Path) -> None:
+    assert isinstance(server_place(str(tmp_path), None, None).control(tell), ServerControl)
+    place = server_place(URL, Path("ca.crt"), Path("key.txt"))
+    assert isinstance(place.control(tell), RemoteControl)
+    assert place == ServerPlace(
+        Path("build/gpu-3-8004"), URL, str(Path("ca.crt").absolute()), str(Path("key.txt").absolute())
+    )
+
+
+def test_each_address_has_a_folder_of_its_own() -> None:
+    assert folder_of("build/chat") == Path("build/chat")
+    assert folder_of(f"{URL}/") == Path("build/gpu-3-8004")
+    assert folder_of("https://[fd00::3]:8004") == Path("build/fd00__3-8004")
+
+
+@pytest.mark.parametrize(
+    ("server", "files", "said"),
+    [
+        ("build/chat", {"ca_file": Path("ca")}, "--server-ca-file is for --server https://HOST:PORT"),
+        (None, {"token_file": Path("key")}, "--server-token-file is for --server https://HOST:PORT"),
+        (URL, {}, f"--server {URL} answers nobody without a key; give --server-token-file"),
+        ("http://gpu-3:8004", {"token_file": Path("key")}, "has no TLS"),
+        ("http://127.0.0.1:8004", {"ca_file": Path("ca"), "token_file": Path("key")}, "--server-ca-file is for https"),
+        ("https://gpu-3", {"token_file": Path("key")}, "https://HOST:PORT with the port of"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(server: str | None, files: dict[str, Path], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        server_place(server, files.get("ca_file"), files.get("token_file"))
+
+
+def rollout(*arguments: str) -> int:
+    try:
+        run_command("rollout", list(arguments))
+    except SystemExit as exc:
+        return int(exc.code or 0)
+    return 0
+
+
+def said_by(capsys: pytest.CaptureFixture[str]) -> str:
+    found = capsys.readouterr()
+    return " ".join((found.out + found.err).split())
+
+
+def test_commands_find_a_rollout_by_its_server_s_address_or_as_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = Plan(candidate=2, stable=1, release={"release": 2}, salt="s", server_url=URL)
+    with Store(Path("build/gpu-3-8004/rollouts.sqlite")) as store:
+        store.begin("chat", plan.text(), why="a test")
+    for options in (["--server", URL], [], ["--server", "build/gpu-3-8004"]):
+        assert rollout("status", *options) == 0
+        assert "rollout 1 of chat" in said_by(capsys)
+    assert rollout("pause", "--server", "https://gpu-4:8004") == 2
+    assert "there is no store of rollouts build/gpu-4-8004" in said_by(capsys)
+    assert rollout("status", "--server", "https://gpu-4") == 2
+    assert "https://HOST:PORT" in said_by(capsys)
+
+
+def test_a_rollout_goes_on_where_its_plan_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site = RemoteSite(tmp_path)
+    asked: list[str] = []
+
+    def refuse(question: dict[str, Any], _: object) -> dict[str, Any]:
+        asked.append(str(question["rollout"]))
+        raise RequestError("it is somebody else's", field="server")
+
+    api = site.serve({"steer": refuse})
+    url = f"http://127.0.0.1:{api.port}"
+    plan = Plan(
+        candidate=2, stable=1, release={"release": 2}, salt="s", server_url=url, server_token_file=str(site.keys)
+    )
+    with Store(Path(f"build/127.0.0.1-{api.port}/rollouts.sqlite")) as store:
+        store.begin("chat", plan.text(), why="a test")
+    for options in ([], ["--server", url]):
+        assert rollout("run", *options) != 0
+        assert "it is somebody else's" in said_by(capsys)
+    assert asked == ["s", "s"]
+    wrong = tmp_path / "wrong"
+    wrong.write_text("a-wrong-key-0123456789\n")
+    assert rollout("run", "--server-token-file", str(wrong)) == 2
+    assert f"it got the key of --server-token-file {wrong}" in said_by(capsys)
+    site.close()
+
+
+def test_the_second_of_two_servers_is_on_the_machine_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--server", URL, "--server-token-file", "key.txt", "--second-server", str(tmp_path)]
+    assert rollout("start", "2", *options) != 0
+    assert "start the rollout on the machine of both" in said_by(capsys)
