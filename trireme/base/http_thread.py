@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import threading
+from functools import partial
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -113,7 +114,12 @@ class HttpThread:
         connection.setblocking(False)
         task = self._loop.create_task(self._begin(server, connection))
         self._begun.add(task)
-        task.add_done_callback(self._begun.discard)
+        task.add_done_callback(partial(self._end, connection))
+
+    def _end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._begun.discard(task)
+        if task.cancelled():  # perhaps before its first step
+            connection.close()
 
     async def _begin(self, server: web.Server, connection: socket.socket) -> None:
         timeout_s = None if self._tls is None else _HANDSHAKE_S
@@ -123,9 +129,6 @@ class HttpThread:
             )
         except (OSError, TimeoutError):  # no TLS, or one without trust in the certificate
             connection.close()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
 
 
 def listen(host: str, port: int) -> socket.socket:
