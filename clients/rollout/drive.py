@@ -3,6 +3,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from clients.rollout.api_access import check_access
 from clients.rollout.controller import Controller, Server
 from clients.rollout.judging.judges import judge_of
-from clients.rollout.local_server import LocalServer
+from clients.rollout.local_server import Control, LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
@@ -29,13 +30,20 @@ _TICK_S = 0.5
 
 
 def drive(
-    kept: Store, path: Path, rollout: Rollout, first: LocalServer, *, host: str, port: int, access: HttpAccess
+    kept: Store,
+    path: Path,
+    rollout: Rollout,
+    controls: Sequence[Control],
+    *,
+    host: str,
+    port: int,
+    access: HttpAccess,
 ) -> None:
     """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
         path: file of the store.
-        first: the server, or the first of two.
+        controls: of the server, or of the first and the second one; they steer them.
         host, port: where clients ask; port 0: any free port.
         access: the certificate and the keys there.
 
@@ -46,12 +54,13 @@ def drive(
     plan = read_plan(rollout.plan)
     check_access(access, host, plan)
     judge = judge_of(plan)
-    prefix = _prefix(first)
-    server = _servers(plan, first, rollout.model)
+    servers = [LocalServer(control, rollout.model) for control in controls]
+    prefix = _prefix(servers[0])
+    server = _server(plan, servers)
     controller = Controller(kept, rollout.id, server, judge, steering=_steering(plan, rollout.id), tell=tell)
     api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
     with contextlib.closing(api), contextlib.ExitStack() as held:
-        if splitting := _splitting(plan, first, rollout.model):
+        if splitting := _splitting(plan, servers):
             held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, splitting, judge, tell=tell)))
         tell(f"rollout {rollout.id}: {_who_splits(plan, api.url)}")
         try:
@@ -77,10 +86,11 @@ def tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _servers(plan: Plan, first: LocalServer, model: str) -> Server:
+def _server(plan: Plan, servers: Sequence[LocalServer]) -> Server:
     if not plan.second_server:
-        return first
-    second = local_server(ServerPlace(Path(plan.second_server)), model)
+        [only] = servers
+        return only
+    first, second = servers
     return TwoServers(first, second, plan.home_release, plan.home_stable, drain_timeout_s=plan.drain_timeout_s)
 
 
@@ -98,13 +108,12 @@ def _steering(plan: Plan, number: int) -> Steering | None:
     return None
 
 
-def _splitting(plan: Plan, first: LocalServer, model: str) -> list[SplittingServer]:
+def _splitting(plan: Plan, servers: Sequence[LocalServer]) -> list[SplittingServer]:
     match plan.split_by:
         case SplitBy.SERVER:
-            return [first]
+            return list(servers)
         case SplitBy.ROUTER:
-            second = local_server(ServerPlace(Path(plan.second_server)), model)
-            return [PartOfTwo(first, plan.stable), PartOfTwo(second, plan.candidate)]
+            return [PartOfTwo(*each) for each in zip(servers, (plan.stable, plan.candidate), strict=True)]
     return []
 
 

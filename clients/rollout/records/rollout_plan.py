@@ -49,8 +49,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         arm_shares: parts of an A/B test's requests, for the stable release and each candidate.
         gpus_per_seat: for each arm of an A/B test, GPUs of its engine over the requests that it takes at a time.
         max_copies: shadow requests that run at a time, of all clients together.
-        second_server: folder of the server that serves the candidate, where one server has no room for both; "":
-            none.
+        second_server: folder, or address of the control, of the server that serves the candidate, where one server has
+            no room for both; "": none.
+        second_server_ca_file, second_server_token_file: of the access to that control; "": the first's.
         second_url: address of the second server, ``host:port``.
         home_release: with a second server, the candidate as the first one serves it in the end.
         home_stable: with a second server, the stable release, which the first one then unloads.
@@ -82,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_seat: tuple[float, ...] = ()
     max_copies: int = 4
     second_server: str = ""
+    second_server_ca_file: str = ""
+    second_server_token_file: str = ""
     second_url: str = ""
     home_release: dict[str, Any] = {}
     home_stable: dict[str, Any] = {}
