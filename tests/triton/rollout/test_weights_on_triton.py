@@ -2,17 +2,22 @@
 """A rollout between two real servers behind the real Envoy, whose weights it moves; every answer is checked."""
 
 import contextlib
+import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
+import msgspec
 import pytest
 import yaml
 from envoy_here import ENVOY, needs_envoy
 from kubernetes_api import Cluster
 from kubernetes_api import running as running_api
+from remote_controller import KEY, Controller, RemoteAddress
 from rollout_site import Site, Texts, serving
 from routes_of_chart import grpc_route, weights_of
 from running_server import RunningServer
@@ -21,6 +26,7 @@ from streams_under_change import Streams
 from clients.rollout.export.envoy_routes import routes_file
 from clients.rollout.records.store import Store
 from clients.rollout.weights.envoy_admin import weight_in_force
+from ensemble_configs.split.outcome_journal import JournalLine
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import Unavailable
 from trireme.base.free_ports import free_ports
@@ -163,6 +169,85 @@ def test_a_promoted_release_takes_all_requests_at_a_router_over_the_death_of_the
             evidence = store.evidence(rollout.id, step)
             assert evidence is not None
             assert min(map(int, evidence["num_requests"])) >= 20, "both servers told how their requests ended"  # type: ignore[call-overload]
+
+
+class KeptLines:
+    """All that servers ever write in their journals: a reader removes what it has read."""
+
+    def __init__(self, folder: Path, servers: Sequence[RunningServer]) -> None:
+        self._folder = folder
+        self._servers = servers
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._ends.wait(0.05):
+            for server in self._servers:
+                for path in (server.folder / "build" / "live" / "outcomes").glob("*/*.jsonl"):
+                    with contextlib.suppress(FileExistsError, FileNotFoundError):
+                        (self._folder / path.name).hardlink_to(path)
+
+    def num_by_arm(self, rollout: int) -> Counter[tuple[int, str]]:
+        """Return the number of outcomes of a rollout, by step and arm."""
+        lines = (line for path in self._folder.iterdir() for line in path.read_bytes().splitlines())
+        found = [msgspec.json.decode(line, type=JournalLine) for line in lines]
+        return Counter((line.step, line.outcome.arm) for line in found if line.rollout == rollout and line.outcome.arm)
+
+
+def test_servers_on_machines_of_their_own_are_driven_by_https_alone(tmp_path: Path, texts: Texts) -> None:
+    with contextlib.ExitStack() as held:
+        sites, addresses = [], []
+        for name, key in (("first", KEY), ("second", "a-key-of-the-second-0123456789")):
+            (tmp_path / name).mkdir()
+            addresses.append(RemoteAddress(tmp_path / name, key=key))
+            server = held.enter_context(serving(tmp_path / name / "server", options=addresses[-1].options))
+            sites.append(Site(server))
+        first, second = sites
+        controller = Controller(tmp_path / "controller", addresses[0].url, addresses[0].ca, key=KEY)
+        held.enter_context(contextlib.closing(controller))
+        shutil.copy(addresses[1].ca, controller.folder / "second.crt")
+        (controller.folder / "second.txt").write_text("a-key-of-the-second-0123456789\n")
+        other = ["--second-server", addresses[1].url, "--second-server-ca-file", "second.crt"]
+        other += ["--second-server-token-file", "second.txt"]
+        router = Between(first, second.server)
+        held.enter_context(router.running())
+        kept = held.enter_context(KeptLines(tmp_path / "lines", [first.server, second.server]))
+        load = held.enter_context(Streams(router.url, {seed: texts[seed] for seed in (1, 2)}, num_streams=16))
+        running = controller.start(*other, *router.router(), "--steps", "20,50,100", "--step-requests", "60")
+        router.wait_for(2000)
+        load.wait_for(2, 10)
+        running.kill()
+        said = running.communicate()[0]
+        load.wait_for(2, 10)
+        assert router.goes_by(2000), "the weights stay, and nobody judges"
+        said += controller.end_of(controller.rollout("run", "--port", str(controller.port)), code=0)
+        load.wait_for(2, 64)
+        assert router.goes_by(0)
+        assert "promoted: release 2 serves all" in said
+        assert (load.wrong, load.refused) == ([], []), said
+        assert router.is_left()
+        for site in sites:
+            served = site.served()
+            assert (served["release"], served["canary"], list(served["engine_pids"])) == (2, None, ["2"])
+        with Store(controller.store) as store:
+            [rollout] = store.rollouts()
+            counted = Counter[tuple[int, str]]()
+            for step in (0, 1, 2):
+                evidence: Mapping[str, Any] = store.evidence(rollout.id, step) or {"num_requests": (0, 0)}
+                for arm, number in zip(("candidate", "baseline"), evidence["num_requests"], strict=True):
+                    counted[step, arm] += int(number)
+        written = kept.num_by_arm(rollout.id)
+        assert +counted == +written, "each outcome counts once"
+        assert all(written[step, arm] >= 60 for step in (0, 1) for arm in ("candidate", "baseline"))
 
 
 def test_a_candidate_that_crashes_under_load_loses_its_weight(site: Site, second: RunningServer, texts: Texts) -> None:
