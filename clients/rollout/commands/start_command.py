@@ -10,6 +10,12 @@ from clients.rollout.api_access import access_of, check_access
 from clients.rollout.choice import StoreOption, WhyOption, alone_on, store_of
 from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
 from clients.rollout.commands.estimate_command import MatchOption, PrometheusOption, tell_estimate
+from clients.rollout.commands.start_refusals import (
+    refuse_other_modes,
+    refuse_other_splits,
+    refuse_without,
+    usual_split,
+)
 from clients.rollout.drive import drive, tell
 from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
@@ -44,7 +50,6 @@ from clients.rollout.weights.weight_options import (
     WeightsOption,
     weight_fields,
 )
-from trireme.base.errors import RequestError
 from trireme.base.http_thread import listen
 
 ModelOption = Annotated[str | None, typer.Option(help="The model, where the server has several.")]
@@ -192,7 +197,7 @@ def start(
     \b
     Exit codes: 0 promoted, or ended without a promotion that was due; 1 rolled back; 2 something named is wrong.
     """
-    _refuse_other_modes(
+    refuse_other_modes(
         mode,
         steps=steps or None,
         shares=shares or None,
@@ -202,18 +207,18 @@ def start(
         second_server=second_server,
         weights=weights,
     )
-    _refuse_without(weights=(weights, "second_server", second_server))
+    refuse_without(weights=(weights, "second_server", second_server))
     weighed = weight_fields(
         weights, admins=envoy_admins, stable_service=stable_service, candidate_service=candidate_service
     )
-    _refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
-    _refuse_without(apart=(is_second_server_forced or None, "second_server", second_server))
-    _refuse_without(
+    refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
+    refuse_without(apart=(is_second_server_forced or None, "second_server", second_server))
+    refuse_without(
         second_url=(second_url, "second_server", second_server),
         second_server_ca_file=(second_server_ca_file, "second_server", second_server),
         second_server_token_file=(second_server_token_file, "second_server", second_server),
     )
-    _refuse_without(match=(match or None, "prometheus", prometheus))
+    refuse_without(match=(match or None, "prometheus", prometheus))
     held_out = None if prompts is None else held_out_in(prompts, num_at_a_time=prompts_at_a_time or 2)
     place = server_place(server, server_ca_file, server_token_file)
     controls = [place.control(tell)]
@@ -275,14 +280,14 @@ def start(
         cert_file=_absolute(cert_file),
         key_file=_absolute(key_file),
         token_file=_absolute(token_file),
-        split_by=split or _split_by(mode, has_second=bool(second_fields), has_weights=bool(weighed)),
+        split_by=split or usual_split(mode, has_second=bool(second_fields), has_weights=bool(weighed)),
         server_url=place.url,
         server_ca_file=place.ca_file,
         server_token_file=place.token_file,
         **weighed,
         **second_fields,
     )
-    _refuse_other_splits(plan)
+    refuse_other_splits(plan)
     check_plan(plan)  # what is wrong is told before anything is begun
     access = access_of(plan)
     check_access(access, host, plan)
@@ -295,63 +300,8 @@ def start(
         drive(kept, path, rollout, controls, host=host, port=port, access=access)
 
 
-_MODES_OF = {
-    "steps": (Mode.CANARY, Mode.SHADOW),
-    "shares": (Mode.AB,),
-    "step_requests": (Mode.CANARY, Mode.SHADOW),
-    "max_copies": (Mode.SHADOW,),
-    "keep_old": (Mode.CANARY, Mode.AB),
-    "second_server": (Mode.CANARY, Mode.SHADOW),
-    "weights": (Mode.CANARY,),
-}
-
-
-def _refuse_other_modes(mode: Mode, **given: object) -> None:
-    """Raise a RequestError where an option of another mode is given, which would have no effect."""
-    for name, value in given.items():
-        if value is not None and mode not in _MODES_OF[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise RequestError(
-                f"{option} is for --mode {' or '.join(_MODES_OF[name])}, and the mode is {mode}; leave it out",
-                field=name,
-            )
-
-
 def _absolute(path: Path | None) -> str:
     return "" if path is None else str(path.absolute())  # the rollout may go on in another folder
-
-
-def _split_by(mode: Mode, *, has_second: bool, has_weights: bool) -> SplitBy:
-    if has_weights:
-        return SplitBy.ROUTER
-    return SplitBy.CLIENTS if mode is Mode.SHADOW or has_second else SplitBy.SERVER
-
-
-def _refuse_other_splits(plan: Plan) -> None:
-    """Raise a RequestError where something shall split that cannot, or that is not there."""
-    if bool(plan.weights) != (plan.split_by is SplitBy.ROUTER):
-        raise RequestError(
-            f"split router and --weights go together, got split {plan.split_by} "
-            f"{'with' if plan.weights else 'without'} --weights; give both, or neither",
-            field="split",
-            value=str(plan.split_by),
-        )
-    if plan.split_by is SplitBy.SERVER and (plan.mode is Mode.SHADOW or plan.second_server):
-        what = "with a second server" if plan.second_server else "in the shadow"
-        raise RequestError(
-            f"split must be clients {what}, got server: one server's models answer a request once; leave it out",
-            field="split",
-            value="server",
-        )
-
-
-def _refuse_without(**given: tuple[object, str, object]) -> None:
-    """Raise a RequestError where an option is given without the option that it belongs to."""
-    for name, (value, of, other) in given.items():
-        if value is not None and other is None:
-            raise RequestError(
-                f"--{name.replace('_', '-')} is for --{of.replace('_', '-')}; give that, or leave it out", field=name
-            )
 
 
 def _hash_seed(keys: list[str], arm_shares: tuple[float, ...], step_shares: tuple[float, ...]) -> str:

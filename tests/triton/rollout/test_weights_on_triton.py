@@ -172,7 +172,7 @@ def test_a_promoted_release_takes_all_requests_at_a_router_over_the_death_of_the
 
 
 class KeptLines:
-    """All that servers ever write in their journals: a reader removes what it has read."""
+    """The lines that servers have ever written in their journals, of which a reader removes what it has read."""
 
     def __init__(self, folder: Path, servers: Sequence[RunningServer]) -> None:
         self._folder = folder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout takes for the lives of a server's engines."""
+"""The lives of a server's engines, as a rollout sees them."""
 
 from collections.abc import Mapping
 from typing import Any, cast
