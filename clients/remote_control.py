@@ -30,9 +30,7 @@ _CONNECT_S = 5.0
 _SILENCE_S = 20.0  # the server says every 5 s that it is alive
 _MAX_LINE_BYTES = 64 << 20
 _KEY_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-_OPTIONS = {"--token-file or --token-env": "--server-token-file", "--token-file": "--server-token-file"} | {
-    "--ca-file": "--server-ca-file", "--url": "--server", ", with --token-header where it is not `authorization`": "",
-}  # fmt: skip
+_HEADER_HINT = ", with --token-header where it is not `authorization`"
 
 
 class ControlAddress(NamedTuple):
@@ -53,8 +51,11 @@ class ControlAddress(NamedTuple):
         return f"{'https' if self.is_tls else 'http'}://{self.named}"
 
 
-def control_address(url: str) -> ControlAddress:
+def control_address(url: str, option: str = "--server") -> ControlAddress:
     """Return the parts of the address of a server's control.
+
+    Args:
+        option: what names the address, for people.
 
     Raises:
         RequestError: it is no such address, or one on which others could read the key.
@@ -68,16 +69,16 @@ def control_address(url: str) -> ControlAddress:
     is_host = bool(host) and not any(char.isspace() for char in host)
     if parts.scheme not in ("https", "http") or not is_host or not is_bare or not port or not url.isprintable():
         raise RequestError(
-            "--server must be the address of a server's control, https://HOST:PORT with the port of `trireme serve "
+            f"{option} must be the address of a server's control, https://HOST:PORT with the port of `trireme serve "
             f"--remote-port` (1 to 65535) and nothing behind it, or a folder; got {_without_user(url)!r}",
-            field="server",
+            field=_field(option),
             value=_without_user(url),
         )
     if parts.scheme == "http" and not is_loopback(host):
         raise RequestError(
-            f"--server {url} has no TLS, and the key could be read on its way; write https://, or http:// with a host "
+            f"{option} {url} has no TLS, and the key could be read on its way; write https://, or http:// with a host "
             "of this machine, such as 127.0.0.1",
-            field="server",
+            field=_field(option),
             value=url,
         )
     return ControlAddress(host, port, parts.scheme == "https")
@@ -91,6 +92,7 @@ class RemoteControl:
         access: authorities, certificate and key.
         silence_s: how long the server may say nothing, not even that it is alive, in seconds.
         tell: is told what the server says meanwhile.
+        option: what names the address; the access's options begin like it, ``--server-token-file``.
 
     Attributes:
         controller: the process that asks, for a server that is steered by one (`clients.rollout.steering_lease`).
@@ -100,10 +102,16 @@ class RemoteControl:
     """
 
     def __init__(
-        self, url: str, access: Access, *, silence_s: float = _SILENCE_S, tell: Callable[[str], None] = lambda _: None
+        self,
+        url: str,
+        access: Access,
+        *,
+        silence_s: float = _SILENCE_S,
+        tell: Callable[[str], None] = lambda _: None,
+        option: str = "--server",
     ) -> None:
-        self._address = control_address(url)
-        self._access, self._silence_s, self._tell = access, silence_s, tell
+        self._address = control_address(url, option)
+        self._access, self._silence_s, self._tell, self._option = access, silence_s, tell, option
         self._was_let_in = False
         self.controller = ""
 
@@ -157,8 +165,8 @@ class RemoteControl:
             if access.get("cert_file"):
                 raise RequestError(
                     "the server's gRPC endpoint asks for a client's certificate (triton.grpc_tls.client_ca_file), and "
-                    "only a rollout on the server's machine has one; run it there, with --server FOLDER",
-                    field="server",
+                    f"only a rollout on the server's machine has one; run it there, with {self._option} FOLDER",
+                    field=_field(self._option),
                     value=self._address.url,
                 )
             own = {"server_name": access["server_name"]} if access.get("server_name") else {}
@@ -174,7 +182,7 @@ class RemoteControl:
             except (OSError, ValueError) as exc:
                 denied = refused_connection(str(exc), self._address.named, self._access)
                 if denied is not None:
-                    raise AccessDenied(_named_here(denied.message), **denied.facts) from exc
+                    raise AccessDenied(self._named_here(denied.message), **denied.facts) from exc
                 raise self._away(f"does not answer: {exc}", "unreachable") from exc
             try:
                 connection.request("POST", f"/control/{operation}", body, self._headers())
@@ -204,7 +212,7 @@ class RemoteControl:
 
     def _unusable(self, error: SpecError) -> ServingError:
         """Return the error of a file that cannot be used; one that could be used may be on its way to be replaced."""
-        text = _named_here(error.message)
+        text = self._named_here(error.message)
         return Unavailable(text, reason="access") if self._was_let_in else SpecError(text, **error.facts)
 
     def _answer_in(self, answer: http.client.HTTPResponse) -> Mapping[str, object]:
@@ -228,7 +236,7 @@ class RemoteControl:
             where = redacted(str(answer.getheader("Location", "another address")))[:200]
             return ServerError(
                 f"{self._address.url} sends its callers to {where}, and a key is sent to no address that was not "
-                "named; name the control itself with --server"
+                f"named; name the control itself with {self._option}"
             )
         try:
             text = str(json.loads(said)["error"])
@@ -237,10 +245,18 @@ class RemoteControl:
         error = parse_token(text)
         if answer.status in _KEY_STATUSES:
             denied = refused_key(text if error is None else error.message, self._address.url, self._access)
-            return AccessDenied(_named_here(denied.message), **denied.facts)
+            return AccessDenied(self._named_here(denied.message), **denied.facts)
         if error is None and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # a proxy's
             return self._away(f"answers {text}", "unreachable")
         return error or ServerError(f"the server at {self._address.url} answers {text}")
+
+    def _named_here(self, text: str) -> str:
+        """Return a text with the options of a rollout for the access to its server."""
+        token = f"{self._option}-token-file"
+        names = {"--token-file or --token-env": token, "--token-file": token, "--ca-file": f"{self._option}-ca-file"}
+        for option, here in (names | {"--url": self._option, _HEADER_HINT: ""}).items():
+            text = text.replace(option, here)
+        return text
 
     def _away(self, what: str, reason: str) -> Unavailable:
         return Unavailable(f"the server at {self._address.url} {what}", reason=reason)
@@ -268,11 +284,8 @@ class RemoteJournal:
             raise ServerError(f"the server's journal {self._name} cannot be read: {exc}") from exc
 
 
-def _named_here(text: str) -> str:
-    """Return a text with the options of a rollout for the access to its server."""
-    for option, here in _OPTIONS.items():
-        text = text.replace(option, here)
-    return text
+def _field(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _lines(answer: http.client.HTTPResponse) -> Iterator[object]:

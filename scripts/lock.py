@@ -20,10 +20,10 @@ NO_PERF_ANALYZER = ["--excludes", "requirements/bench-excludes.txt"]
 
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
-    "serving": [*PROJECT, "--extra", "tracing", *SERVING_NUMPY],
+    "serving": [*PROJECT, "--extra", "tracing", "--extra", "kubernetes", *SERVING_NUMPY],
     "dev": [
-        *[*PROJECT, "--extra", "tracing", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
-        *["-c", "requirements/serving.txt"],
+        *[*PROJECT, "--extra", "tracing", "--extra", "kubernetes", "--extra", "plot", "--extra", "dev"],
+        *[*SERVING_NUMPY, "-c", "requirements/serving.txt"],
     ],
     "bench": ["requirements/bench.in", BACKEND, *NO_PERF_ANALYZER],
     "genai-perf": ["requirements/genai-perf.in", *NO_PERF_ANALYZER],

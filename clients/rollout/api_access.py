@@ -27,7 +27,7 @@ def check_access(access: HttpAccess, host: str, plan: Plan) -> None:
     """
     is_safe = access.tls() is not None
     has_key = access.keys() is not None
-    if is_loopback(host) or (plan.split_by is SplitBy.SERVER and not has_key):
+    if is_loopback(host) or (plan.split_by is not SplitBy.CLIENTS and not has_key):
         return
     if not has_key:
         raise RequestError(

@@ -17,12 +17,14 @@ from clients.rollout.judging.judges import Judge
 from clients.rollout.judging.replay import PromptScores
 from clients.rollout.judging.sample_ratio import mismatch
 from clients.rollout.judging.trial import Trial
-from clients.rollout.next_move import next_move, share_text
+from clients.rollout.next_move import Move, next_move, share_text
 from clients.rollout.operator_commands import phase_after
 from clients.rollout.records.held_out import HeldOut
 from clients.rollout.records.rollout_plan import Mode, Plan, gate_spec_of, num_prompts_needed, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.steering import Leases, Steering
+from clients.rollout.weights.weights import RouteTaken, WeightsRefused
 from clients.rollout_gate.gate import Gate
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
@@ -87,6 +89,7 @@ class Controller:
     Args:
         number: number of the rollout.
         scores_judge: judge of the held-out prompts; None: the gate.
+        steering: what sends requests by the phase; None: clients or a server, which hold leases.
         now: clock, seconds since 1970.
         tell: reporter of messages for people.
     """
@@ -99,6 +102,7 @@ class Controller:
         judge: Judge,
         *,
         scores_judge: Judge | None = None,
+        steering: Steering | None = None,
         now: Callable[[], float] = time.time,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -111,6 +115,7 @@ class Controller:
         self._last_message = ""
         self._next_count_s = 0.0
         self.plan: Plan = read_plan(store.get(number).plan)
+        self._steering: Steering = Leases(self.plan.lease_s, now) if steering is None else steering
         self._scores_judge: Judge = Gate(gate_spec_of(self.plan)) if scores_judge is None else scores_judge
 
     def tick(self) -> Rollout:
@@ -121,8 +126,8 @@ class Controller:
         rollout = self._take_command(rollout)
         try:
             return _ACTIONS[rollout.phase](self, rollout)
-        except Unavailable as exc:  # it is started again by whoever watches it
-            self._tell_once(f"waiting for the server: {exc.message}")
+        except Unavailable as exc:  # of a server, which is started again by whoever watches it, or of a router
+            self._tell_once(f"waiting: {exc.message}")
         except ServingError as exc:
             if rollout.phase is Phase.PROMOTING:  # `ensemble` serves what it did
                 return self._enter(Phase.ROLLING_BACK, f"the candidate could not be promoted: {exc.message}")
@@ -166,6 +171,7 @@ class Controller:
 
     def _start(self, rollout: Rollout) -> Rollout:
         try:
+            self._steering.follow(rollout)
             for release in self.plan.releases:
                 self._server.add(release, is_canary=self.plan.mode is not Mode.AB)
                 self._server.try_out(int(release["release"]))
@@ -217,10 +223,22 @@ class Controller:
             return self._enter(Phase.ROLLING_BACK, _ENGINE_ENDED)
         if self.plan.mode is Mode.AB and rollout.phase is Phase.RUNNING and (why := self._mismatch()):
             return self._enter(Phase.HELD, why)
-        move = next_move(self.plan, rollout, judgement)
+        move = self._steer(rollout) or next_move(self.plan, rollout, judgement)
         if move is None:
             return rollout
         return self._enter(move.phase, move.why, step=move.step, evidence=judgement.report)
+
+    def _steer(self, rollout: Rollout) -> Move | None:
+        """Send requests by the present share; return the move where that is not to be."""
+        try:
+            self._steering.follow(rollout)
+        except RouteTaken as exc:
+            if rollout.phase is Phase.HELD:  # until a person decides
+                raise
+            return Move(Phase.HELD, exc.message)
+        except WeightsRefused as exc:
+            return Move(Phase.ROLLING_BACK, exc.message)
+        return None
 
     def _mismatch(self) -> str:
         """Return why the arms' counts miss their shares, or "".
@@ -246,20 +264,21 @@ class Controller:
         raise AssertionError("a rollout that runs has begun")
 
     def _promote(self, rollout: Rollout) -> Rollout:
-        if self.plan.second_server and not self._leases_are_over(rollout):
+        if self.plan.second_server and not self._steering.holds(rollout):
             return rollout  # the first server is to be loaded anew: nobody may be sent there
         number = self._chosen(rollout)
         self._server.promote(number)
         return self._enter(Phase.SETTLING, f"release {number} is the stable one")
 
     def _settle(self, rollout: Rollout) -> Rollout:
-        if not self._leases_are_over(rollout):
+        if not self._is_left(rollout):
             return rollout
         self._server.settle()
         chosen = self._chosen(rollout)
         going = [number for number in self.plan.candidates if number != chosen]
         for number in going if self.plan.is_keeping_old else [*going, self.plan.stable]:
             self._server.remove(number, drain_timeout_s=self.plan.drain_timeout_s)
+        self._steering.let_go()
         return self._enter(Phase.PROMOTED, f"release {chosen} serves all")
 
     def _chosen(self, rollout: Rollout) -> int:
@@ -272,18 +291,24 @@ class Controller:
         return self._take_out(rollout, Phase.ENDED)
 
     def _take_out(self, rollout: Rollout, phase: Phase) -> Rollout:
-        if not self._leases_are_over(rollout):
+        if not self._is_left(rollout):
             return rollout
         for number in self.plan.candidates:
             if number not in self.plan.loaded_before:
                 self._server.remove(number, drain_timeout_s=self.plan.drain_timeout_s)
         if self.plan.loaded_before:
             self._server.settle()
+        self._steering.let_go()
         return self._enter(phase, rollout.reason)
 
-    def _leases_are_over(self, rollout: Rollout) -> bool:
-        """Return whether every client knows this phase, or has lost its lease and goes to the stable release."""
-        return self._now() >= rollout.phase_since + self.plan.lease_s
+    def _is_left(self, rollout: Rollout) -> bool:
+        """Return whether this rollout sends nobody any more to what goes; what others send is theirs to end."""
+        try:
+            return self._steering.holds(rollout)
+        except (RouteTaken, WeightsRefused) as exc:
+            self._store.note(self._number, "route left", exc.message)
+            self._tell(f"the route is left as it is: {exc.message}")
+            return True
 
 
 _ACTIONS: Mapping[Phase, Callable[[Controller, Rollout], Rollout]] = {

@@ -3,6 +3,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -10,14 +11,18 @@ import typer
 from clients.rollout.api_access import check_access
 from clients.rollout.controller import Controller, Server
 from clients.rollout.judging.judges import judge_of
-from clients.rollout.local_server import LocalServer
+from clients.rollout.local_server import Control, LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.server_place import ServerPlace
-from clients.rollout.server_split import ServerSplit
+from clients.rollout.server_split import ServerSplit, SplittingServer
+from clients.rollout.steering import Steering
 from clients.rollout.two_servers import TwoServers
+from clients.rollout.weights.named_weights import weights_named
+from clients.rollout.weights.part_of_two import PartOfTwo
+from clients.rollout.weights.router import Router
 from trireme.base.errors import Unavailable
 from trireme.base.http_access import HttpAccess
 
@@ -25,13 +30,20 @@ _TICK_S = 0.5
 
 
 def drive(
-    kept: Store, path: Path, rollout: Rollout, first: LocalServer, *, host: str, port: int, access: HttpAccess
+    kept: Store,
+    path: Path,
+    rollout: Rollout,
+    controls: Sequence[Control],
+    *,
+    host: str,
+    port: int,
+    access: HttpAccess,
 ) -> None:
     """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
         path: file of the store.
-        first: the server, or the first of two.
+        controls: of the server, or of the first and the second one; they steer them.
         host, port: where clients ask; port 0: any free port.
         access: the certificate and the keys there.
 
@@ -42,22 +54,22 @@ def drive(
     plan = read_plan(rollout.plan)
     check_access(access, host, plan)
     judge = judge_of(plan)
-    prefix = _prefix(first)
-    controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
+    servers = [LocalServer(control, rollout.model) for control in controls]
+    prefix = _prefix(servers[0])
+    server = _server(plan, servers)
+    controller = Controller(kept, rollout.id, server, judge, steering=_steering(plan, rollout.id), tell=tell)
     api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
     with contextlib.closing(api), contextlib.ExitStack() as held:
-        if plan.split_by is SplitBy.SERVER:
-            held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, first, judge, tell=tell)))
-            tell(f"rollout {rollout.id}: the server splits")
-        else:
-            tell(f"rollout {rollout.id}: clients ask {api.url}/split")
+        if splitting := _splitting(plan, servers):
+            held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, splitting, judge, tell=tell)))
+        tell(f"rollout {rollout.id}: {_who_splits(plan, api.url)}")
         try:
             while not (rollout := controller.tick()).phase.is_over:
                 time.sleep(_TICK_S)
         except KeyboardInterrupt:
             tell(
-                f"rollout {rollout.id} is still {rollout.phase}, and nobody drives it: all requests go to the stable "
-                f"release within {plan.lease_s:g} s; `trireme rollout run` goes on"
+                f"rollout {rollout.id} is still {rollout.phase}, and nobody drives it: {_without_us(plan)}; "
+                "`trireme rollout run` goes on"
             )
             raise
     if rollout.phase is Phase.ROLLED_BACK:
@@ -74,11 +86,50 @@ def tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _servers(plan: Plan, first: LocalServer, model: str) -> Server:
+def _server(plan: Plan, servers: Sequence[LocalServer]) -> Server:
     if not plan.second_server:
-        return first
-    second = local_server(ServerPlace(Path(plan.second_server)), model)
+        [only] = servers
+        return only
+    first, second = servers
     return TwoServers(first, second, plan.home_release, plan.home_stable, drain_timeout_s=plan.drain_timeout_s)
+
+
+def _steering(plan: Plan, number: int) -> Steering | None:
+    """Return the router of a plan; wait while its weights cannot be read. None: there is none."""
+    message = ""
+    while plan.weights:
+        try:
+            return Router(weights_named(plan), plan, number, tell=tell)
+        except Unavailable as exc:
+            if exc.message != message:
+                tell(f"waiting for {plan.weights}: {exc.message}")
+            message = exc.message
+            time.sleep(_TICK_S)
+    return None
+
+
+def _splitting(plan: Plan, servers: Sequence[LocalServer]) -> list[SplittingServer]:
+    match plan.split_by:
+        case SplitBy.SERVER:
+            return list(servers)
+        case SplitBy.ROUTER:
+            return [PartOfTwo(*each) for each in zip(servers, (plan.stable, plan.candidate), strict=True)]
+    return []
+
+
+def _who_splits(plan: Plan, url: str) -> str:
+    match plan.split_by:
+        case SplitBy.SERVER:
+            return "the server splits"
+        case SplitBy.ROUTER:
+            return f"{plan.weights} splits, by weights that this process moves"
+    return f"clients ask {url}/split"
+
+
+def _without_us(plan: Plan) -> str:
+    if plan.split_by is SplitBy.ROUTER:
+        return f"the weights of {plan.weights} stay as they are"
+    return f"all requests go to the stable release within {plan.lease_s:g} s"
 
 
 def _prefix(local: LocalServer) -> str:

@@ -2,7 +2,7 @@
 """The releases of a server, through its control and its gRPC endpoint; the control may be another machine's."""
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +20,7 @@ from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServerError, ServingError, Unavailable
 
 _MAX_TRIED = 64
-_OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid", "metrics", "served_s")
+_OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "server_id", "metrics", "served_s")
 _TRY_TOKENS = 8
 _TRY_PROMPT = "Count from one to ten."
 
@@ -113,15 +113,15 @@ class LocalServer:
         return self._control.journal(name)
 
     def lives(self) -> Mapping[str, object]:
-        """Return the process ids of the engines on trial, by release."""
+        """Return the process ids of the engines on trial, by release, and the server's own process."""
         status = self.status()
         on_trial = status["on_trial"] if status["canary"] is None else [status["canary"], *status["on_trial"]]
-        return {str(number): status["engine_pids"].get(str(number)) for number in on_trial}
+        return _lives(status, on_trial)
 
     def stable_lives(self) -> Mapping[str, object]:
-        """Return the process id of the stable release's engine, by its release."""
+        """Return the process id of the stable release's engine, by its release, and the server's own process."""
         status = self.status()
-        return {str(status["release"]): status["engine_pids"].get(str(status["release"]))}
+        return _lives(status, [status["release"]])
 
     def try_out(self, number: int) -> None:
         """Let a release on trial answer as many requests as it takes at a time, 64 at most.
@@ -174,6 +174,12 @@ class LocalServer:
             if exc.facts.get("reason") == "unreachable":
                 raise
             raise ServerError(f"{target.name} does not answer: {exc.message}") from exc
+
+
+def _lives(status: Mapping[str, Any], numbers: Iterable[int]) -> Mapping[str, object]:
+    # A container that is started anew gives its processes the same numbers again.
+    pids = {str(number): status["engine_pids"].get(str(number)) for number in numbers}
+    return {"server": status["server_id"], **pids}
 
 
 def _models(status: Mapping[str, object]) -> list[dict[str, Any]]:

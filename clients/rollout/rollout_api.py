@@ -175,8 +175,8 @@ class RolloutApi:
                 return False
             _check(batch, rollout)
             is_test = read_plan(rollout.plan).mode is Mode.AB
-            # Where the server tells how requests end, nobody else's word decides; it is kept for people.
-            is_watched = read_plan(rollout.plan).split_by is SplitBy.SERVER
+            # Where servers tell how requests end, nobody else's word decides; it is kept for people.
+            is_watched = read_plan(rollout.plan).split_by is not SplitBy.CLIENTS
             return store.add_evidence(
                 self._number,
                 watched_step(batch.step) if is_watched else batch.step,

@@ -2,12 +2,12 @@
 """The decision for a second server, and the fields of a plan that describe it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import Fields, candidates
 from clients.rollout.records.rollout_plan import Mode
+from clients.rollout.server_place import ServerPlace
 from trireme.base.errors import RequestError
 
 
@@ -29,45 +29,46 @@ def refuse_without_room(server: LocalServer, found: Sequence[Fields]) -> None:
             )
 
 
-def check_second(first: Mapping[str, Any], second: Mapping[str, Any], folder: Path) -> None:
+def check_second(first: Mapping[str, Any], second: Mapping[str, Any], name: str) -> None:
     """Check that another server can serve a model's candidate.
 
     Args:
         first, second: what each says of its model (`LocalServer.status`).
+        name: the second server's folder or address.
 
     Raises:
         RequestError: it is no other server, or its model has another name.
     """
-    if first["pid"] == second["pid"]:
+    if first["server_id"] == second["server_id"]:
         raise RequestError(
-            f"second_server {folder} is the first server itself; start another one on ports of its own",
+            f"second_server {name} is the first server itself; start another one, of ports or a machine of its own",
             field="second_server",
-            value=str(folder),
+            value=name,
         )
     if bool(first.get("grpc_access")) != bool(second.get("grpc_access")):
         raise RequestError(
-            f"of the first server and second_server {folder} one has TLS on gRPC (triton.grpc_tls) and the other has "
+            f"of the first server and second_server {name} one has TLS on gRPC (triton.grpc_tls) and the other has "
             "not, and clients reach both in one way; give both certificates, or neither",
             field="second_server",
-            value=str(folder),
+            value=name,
         )
     if first["name"] != second["name"]:
         raise RequestError(
-            f"the model of second_server {folder} is {second['name']}, and must be called {first['name']}, as the "
+            f"the model of second_server {name} is {second['name']}, and must be called {first['name']}, as the "
             "first server's",
             field="second_server",
-            value=str(folder),
+            value=name,
         )
 
 
-def _refuse_unnamed(second: Mapping[str, Any], folder: Path) -> None:
+def _refuse_unnamed(second: Mapping[str, Any], name: str) -> None:
     """Raise a RequestError where the server's certificate does not name the address that clients are given."""
     names, address = second.get("grpc_names") or [], str(second["grpc"])
     host = address.rpartition(":")[0].strip("[]")
     any_of_it = f"*.{host.partition('.')[2]}"
     if names and not {host, any_of_it} & set(names):
         raise RequestError(
-            f"clients would be sent to {address}, where {folder} listens, and its certificate is for "
+            f"clients would be sent to {address}, where {name} listens, and its certificate is for "
             f"{', '.join(names)}; give the address that they are to use, by one of these names",
             field="second_url",
         )
@@ -81,11 +82,12 @@ def plan_second_server(
     named: Sequence[str],
     first: LocalServer,
     second: LocalServer,
-    folder: Path,
+    place: ServerPlace,
     *,
     above: int,
     is_keeping_old: bool,
     url: str | None = None,
+    is_behind_router: bool = False,
     tell: Callable[[str], None],
 ) -> tuple[Fields, dict[str, Any]]:
     """Return the candidate as the second server has it, and the fields of a plan with two servers.
@@ -95,16 +97,17 @@ def plan_second_server(
 
     Args:
         named: the candidate, a folder or a file.
-        folder: the second server's.
+        place: the second server's.
         above: the highest number that was ever given.
         url: ``host:port`` for clients; None: as the second server listens.
+        is_behind_router: no client asks the second server itself.
 
     Raises:
         RequestError: what is asked for takes one server.
     """
     [name] = named
-    if url is None:
-        _refuse_unnamed(second.status(), folder)
+    if url is None and not is_behind_router:
+        _refuse_unnamed(second.status(), place.name)
     if name.isdecimal():
         raise RequestError(
             f"release {name} is the first server's; with --second-server name its folder or file",
@@ -120,9 +123,9 @@ def plan_second_server(
     highest = max([above, *numbers])
     [release] = candidates(named, at_second, mode=Mode.CANARY, above=highest)
     [home] = candidates(named, at_first, mode=Mode.CANARY, above=highest)
-    tell(f"release {home['release']} is served by {folder}, at {at_second['grpc']}")
+    tell(f"release {home['release']} is served by {place.url or place.folder}, at {at_second['grpc']}")
     return release, {
-        "second_server": str(folder.absolute()),
+        "second_server": place.name,
         "second_url": _client_url(url or str(at_second["grpc"]), is_tls=bool(at_second.get("grpc_access"))),
         "home_release": home,
         "home_stable": next(each for each in at_first["releases"] if each["release"] == at_first["release"]),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split that a server makes, and what it tells of the requests: one thread keeps the split, one counts outcomes.
+"""The split that servers make, and what they tell of requests: a thread for each keeps its split, one counts outcomes.
 
-The server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
+A server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
 read from the journal and counted with the cursor in one transaction: each once, whoever was killed.
 """
 
@@ -30,8 +30,8 @@ _COUNT_S = 0.5
 class SplittingServer(Protocol):
     """A server that splits requests (`clients.rollout.local_server.LocalServer`)."""
 
-    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str:
-        """Split the requests until the plan's lease is over, and return the name of the outcomes' journal."""
+    def split(self, rollout: Rollout, plan: Plan, shares: Sequence[ReleaseShare]) -> str | None:
+        """Split the requests until the plan's lease is over, and return the journal's name; None: none."""
 
     def journal(self, name: str) -> Journal:
         """Return a journal by its name."""
@@ -43,7 +43,7 @@ class ServerSplit:
     Args:
         path: file of the store.
         number: number of the rollout.
-        server: the server that splits.
+        servers: those that split.
         judge: makes evidence of outcomes.
         tell: reporter of messages for people.
     """
@@ -52,26 +52,28 @@ class ServerSplit:
         self,
         path: Path,
         number: int,
-        server: SplittingServer,
+        servers: Sequence[SplittingServer],
         judge: Judge,
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._path = path
         self._number = number
-        self._server = server
         self._judge = judge
         self._tell = tell
         self._last_messages: dict[str, str] = {}  # by thread
+        self._journals: dict[tuple[str, SplittingServer], Journal] = {}
         with Store(path) as store:  # a server may be away for long
-            self._journals: dict[str, Journal] = {name: server.journal(name) for name in store.journals(number)}
+            for name in store.journals(number):
+                for server in servers:  # the name does not tell which of them has it; the others have no lines of it
+                    self._add_journal(name, server)
         self._counting = threading.Lock()  # from a cursor's reading to its writing
         self._closing = threading.Event()
+        self._told: dict[SplittingServer, tuple[object, float]] = {}
         self._threads = [
-            threading.Thread(target=self._repeat, args=(work, period_s), name=work.__name__, daemon=True)
-            for work, period_s in ((self._keep, _LOOK_S), (self._count, _COUNT_S))
+            self._thread(f"split {place}", partial(self._keep, each)) for place, each in enumerate(servers)
         ]
-        self._told: tuple[object, float] | None = None
+        self._threads.append(self._thread("count", self._count, _COUNT_S))
         for thread in self._threads:
             thread.start()
 
@@ -81,6 +83,12 @@ class ServerSplit:
         for thread in self._threads:
             thread.join()
         self.count()  # where the server is away, `trireme rollout run` counts the rest, or nobody needs it
+
+    def _thread(self, name: str, work: Callable[[Store], None], period_s: float = _LOOK_S) -> threading.Thread:
+        return threading.Thread(target=self._repeat, args=(work, period_s), name=name, daemon=True)
+
+    def _add_journal(self, name: str, server: SplittingServer) -> None:
+        self._journals.setdefault((name, server), server.journal(name))
 
     def _repeat(self, work: Callable[[Store], None], period_s: float) -> None:
         with Store(self._path) as store:
@@ -96,27 +104,28 @@ class ServerSplit:
             self._tell(text)
         self._last_messages[of_thread] = text
 
-    def _keep(self, store: Store) -> None:
-        """Tell the server a split that has changed at once, and any split once a second."""
+    def _keep(self, server: SplittingServer, store: Store) -> None:
+        """Tell a server a split that has changed at once, and any split once a second."""
         rollout = store.get(self._number)
-        plan, now_s = read_plan(rollout.plan), time.monotonic()
-        state = (rollout.phase, rollout.step)
-        if rollout.phase.is_over or (self._told and self._told[0] == state and now_s < self._told[1] + _REFRESH_S):
+        now_s, state, told = time.monotonic(), (rollout.phase, rollout.step), self._told.get(server)
+        if rollout.phase.is_over or (told and told[0] == state and now_s < told[1] + _REFRESH_S):
             return
-        name = self._server.split(rollout, plan, release_shares_now(rollout, plan))
-        self._journals.setdefault(name, self._server.journal(name))
-        self._told = (state, now_s)
+        plan = read_plan(rollout.plan)
+        name = server.split(rollout, plan, release_shares_now(rollout, plan))
+        if name is not None:
+            self._add_journal(name, server)
+        self._told[server] = (state, now_s)
         self._last_messages.pop(threading.current_thread().name, None)
 
     def count(self) -> None:
-        """Count the outcomes that the server has written since the last call."""
+        """Count the outcomes that the servers have written since the last call."""
         with Store(self._path) as store:
             self._count(store)
 
     def _count(self, store: Store) -> None:
         """Count what each journal has; one that cannot be read now holds up no other."""
         errors = []
-        for name, journal in list(self._journals.items()):
+        for (name, _), journal in list(self._journals.items()):
             try:
                 with self._counting:
                     self._count_journal(store, name, journal)

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from clients.rollout.local_server import Control
 from clients.rollout.records.rollout_plan import Plan
@@ -17,20 +17,38 @@ _RENEW_S = 5.0
 
 
 @contextlib.contextmanager
-def steering(control: Control, plan: Plan, *, tell: Callable[[str], None], renew_s: float = _RENEW_S) -> Iterator[None]:
+def steering_all(controls: Sequence[Control], plan: Plan, *, tell: Callable[[str], None]) -> Iterator[None]:
+    """Steer the server of a rollout, or the first and the second one.
+
+    Raises:
+        RequestError, ServingError: as `steering`; then none is steered.
+    """
+    with contextlib.ExitStack() as held:
+        for control, name in zip(controls, ("server", "second server"), strict=False):
+            held.enter_context(steering(control, plan, tell=tell, name=name))
+        yield
+
+
+@contextlib.contextmanager
+def steering(
+    control: Control, plan: Plan, *, tell: Callable[[str], None], renew_s: float = _RENEW_S, name: str = "server"
+) -> Iterator[None]:
     """Steer a server for a rollout; one that is away now is told when it is back.
+
+    Args:
+        name: of the server, for people.
 
     Raises:
         RequestError: another rollout steers the server, or another process this one; it names the other.
         ServingError: the server refuses the caller.
     """
-    lease = _Lease(control, plan, tell)
+    lease = _Lease(control, plan, tell, name)
     try:
         lease.take()
     except Unavailable as exc:
         if exc.facts.get("reason") == "steered":
-            raise RequestError(exc.message, field="server") from exc
-        tell(f"waiting for the server: {exc.message}")
+            raise RequestError(f"the {name}: {exc.message}", field=name.replace(" ", "_")) from exc
+        tell(f"waiting for the {name}: {exc.message}")
     closing = threading.Event()
 
     def renew() -> None:
@@ -48,8 +66,8 @@ def steering(control: Control, plan: Plan, *, tell: Callable[[str], None], renew
 
 
 class _Lease:
-    def __init__(self, control: Control, plan: Plan, tell: Callable[[str], None]) -> None:
-        self._control, self._tell = control, tell
+    def __init__(self, control: Control, plan: Plan, tell: Callable[[str], None], name: str) -> None:
+        self._control, self._tell, self._name = control, tell, name
         self._rollout = plan.salt[:200]  # no two rollouts have one hash seed
         self._process = secrets.token_hex(8)
         self._who = f"a rollout of release {plan.candidate} (process {os.getpid()} on {socket.gethostname()})"[:200]
@@ -67,7 +85,7 @@ class _Lease:
             self._last_message = ""
         except (ServingError, OSError) as exc:
             if str(exc) != self._last_message:
-                self._tell(f"the server is not steered: {exc}")
+                self._tell(f"the {self._name} is not steered: {exc}")
             self._last_message = str(exc)
 
     def give_back(self) -> None:

@@ -29,8 +29,8 @@ def share_now(rollout: Rollout, plan: Plan) -> float:
 
 
 def slices_now(rollout: Rollout, plan: Plan, prefix: str) -> tuple[Slice, ...]:
-    """Return the slices that clients go by; the last ends at 1. Where the server splits, all are the stable model's."""
-    if plan.split_by is SplitBy.SERVER:
+    """Return the slices that clients go by; the last ends at 1. Where others split, all are the stable model's."""
+    if plan.split_by is not SplitBy.CLIENTS:
         return (Slice(upto=1.0, arm=STABLE, model=f"{prefix}ensemble"),)
     return tuple(_slices(rollout, plan, prefix))
 

@@ -8,6 +8,7 @@ releases served before go on. A release that goes is drained first: its streams 
 
 import contextlib
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class LiveDeployment:
         self._keep = keep
         self._load_timeout_s = load_timeout_s
         self._tell = tell
+        self._id = secrets.token_hex(8)  # process ids of two machines may be the same
         self._server: TritonProcess | None = None
         self._started_s = time.monotonic()
         self._coming: set[tuple[str, int]] = set()  # models and versions that are being loaded
@@ -120,6 +122,7 @@ class LiveDeployment:
         return {
             "deployment": spec.name,
             "pid": os.getpid(),
+            "server_id": self._id,
             "is_ready": is_ready,
             "grpc": f"{reachable(spec.triton.host)}:{spec.triton.grpc_port}",
             "grpc_access": None if spec.triton.grpc_tls is None else own_access(spec.triton.grpc_tls),

@@ -7,6 +7,8 @@ import logging
 import socket
 import ssl
 import threading
+import weakref
+from functools import partial
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -51,6 +53,7 @@ class HttpThread:
         self._tls = tls
         self._max_connections = max_connections
         self._begun: set[asyncio.Task[None]] = set()  # connections whose handshake goes on
+        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()  # those of all others
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(app,), name="http", daemon=True)
@@ -91,6 +94,9 @@ class HttpThread:
                 task.cancel()
             await asyncio.gather(*self._begun, return_exceptions=True)
             await runner.cleanup()
+            for transport in self._transports:  # TLS would wait for the caller's farewell, and the loop ends now
+                transport.abort()
+            await asyncio.sleep(0)
 
     def _watch(self, server: web.Server) -> None:
         if not self._closing.is_set():
@@ -113,19 +119,22 @@ class HttpThread:
         connection.setblocking(False)
         task = self._loop.create_task(self._begin(server, connection))
         self._begun.add(task)
-        task.add_done_callback(self._begun.discard)
+        task.add_done_callback(partial(self._end, connection))
+
+    def _end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._begun.discard(task)
+        if task.cancelled():  # perhaps before its first step
+            connection.close()
 
     async def _begin(self, server: web.Server, connection: socket.socket) -> None:
         timeout_s = None if self._tls is None else _HANDSHAKE_S
         try:
-            await self._loop.connect_accepted_socket(
+            transport, _ = await self._loop.connect_accepted_socket(
                 server, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=timeout_s
             )
+            self._transports.add(transport)
         except (OSError, TimeoutError):  # no TLS, or one without trust in the certificate
             connection.close()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
 
 
 def listen(host: str, port: int) -> socket.socket:

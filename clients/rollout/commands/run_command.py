@@ -10,19 +10,21 @@ from clients.rollout.api_access import access_of
 from clients.rollout.choice import StoreOption, alone_on, existing_store, open_rollout, store_of
 from clients.rollout.commands.api_options import CertOption, KeyOption, TokenOption
 from clients.rollout.drive import drive, tell
-from clients.rollout.local_server import LocalServer
 from clients.rollout.records.rollout_plan import Plan, read_plan
 from clients.rollout.records.store import Store
 from clients.rollout.server_place import (
+    SecondServerCaOption,
+    SecondServerTokenOption,
     ServerCaOption,
     ServerOrAddressOption,
     ServerPlace,
     ServerTokenOption,
     folder_of,
+    second_place,
     server_place,
 )
-from clients.rollout.steering_lease import steering
-from trireme.base.errors import SpecError
+from clients.rollout.steering_lease import steering_all
+from trireme.base.errors import RequestError, SpecError
 from trireme.base.http_access import HttpAccess
 from trireme.base.unix_socket import CONTROL_SOCKET
 
@@ -32,6 +34,14 @@ def run(
     server: ServerOrAddressOption = None,
     server_ca_file: ServerCaOption = None,
     server_token_file: ServerTokenOption = None,
+    second_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|URL", help="The second server of the rollout.", show_default="as the rollout was started"
+        ),
+    ] = None,
+    second_server_ca_file: SecondServerCaOption = None,
+    second_server_token_file: SecondServerTokenOption = None,
     store: StoreOption = None,
     host: Annotated[
         str | None, typer.Option(help="Host on which clients ask for the split.", show_default="as it was started")
@@ -58,16 +68,17 @@ def run(
     with Store(path) as kept:
         plan = read_plan(open_rollout(kept, None).plan)
     place = _place(server, server_ca_file, server_token_file, plan)
+    second = _second_place(second_server, second_server_ca_file, second_server_token_file, plan, place)
     with alone_on(place.folder, path), Store(path) as kept:
         rollout = open_rollout(kept, None)
         plan = read_plan(rollout.plan)
-        control = place.control(tell)
-        with steering(control, plan, tell=tell):
+        controls = [each.control(tell) for each in (place, second) if each is not None]
+        with steering_all(controls, plan, tell=tell):
             drive(
                 kept,
                 path,
                 rollout,
-                LocalServer(control, rollout.model),
+                controls,
                 host=host or plan.host,
                 port=plan.port if port is None else port,
                 access=HttpAccess(cert_file, key_file, token_file).over(access_of(plan)),
@@ -93,4 +104,29 @@ def _place(server: str | None, ca_file: Path | None, token_file: Path | None, pl
         server or plan.server_url,
         ca_file or (Path(plan.server_ca_file) if plan.server_ca_file else None),
         token_file or Path(plan.server_token_file),
+    )
+
+
+def _second_place(
+    server: str | None, ca_file: Path | None, token_file: Path | None, plan: Plan, first: ServerPlace
+) -> ServerPlace | None:
+    """Return the place of the second server that the options name, or that of the plan; None: there is none.
+
+    Raises:
+        RequestError: they name one, and the rollout has none.
+    """
+    if not plan.second_server:
+        if any((server, ca_file, token_file)):
+            raise RequestError(
+                "the rollout has no second server, and an option of --second-server is given; leave it out",
+                field="second_server",
+            )
+        return None
+    if server is not None and "://" not in server:
+        return second_place(server, ca_file, token_file, first)
+    return second_place(
+        server or plan.second_server,
+        ca_file or (Path(plan.second_server_ca_file) if plan.second_server_ca_file else None),
+        token_file or (Path(plan.second_server_token_file) if plan.second_server_token_file else None),
+        first,
     )

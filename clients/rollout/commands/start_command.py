@@ -10,7 +10,13 @@ from clients.rollout.api_access import access_of, check_access
 from clients.rollout.choice import StoreOption, WhyOption, alone_on, store_of
 from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
 from clients.rollout.commands.estimate_command import MatchOption, PrometheusOption, tell_estimate
-from clients.rollout.drive import drive, local_server, tell
+from clients.rollout.commands.start_refusals import (
+    refuse_other_modes,
+    refuse_other_splits,
+    refuse_without,
+    usual_split,
+)
+from clients.rollout.drive import drive, tell
 from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
@@ -27,14 +33,23 @@ from clients.rollout.records.store import Store
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
 from clients.rollout.server_place import (
+    SecondServerCaOption,
+    SecondServerTokenOption,
     ServerCaOption,
     ServerOrAddressOption,
-    ServerPlace,
     ServerTokenOption,
+    second_place,
     server_place,
 )
-from clients.rollout.steering_lease import steering
-from trireme.base.errors import RequestError
+from clients.rollout.steering_lease import steering_all
+from clients.rollout.weights.named_weights import check_weights
+from clients.rollout.weights.weight_options import (
+    AdminOption,
+    CandidateServiceOption,
+    StableServiceOption,
+    WeightsOption,
+    weight_fields,
+)
 from trireme.base.http_thread import listen
 
 ModelOption = Annotated[str | None, typer.Option(help="The model, where the server has several.")]
@@ -105,11 +120,15 @@ def start(
         typer.Option(help="File of known keys, one a line; the split is chosen that meets the shares best for them."),
     ] = None,
     second_server: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of another server, which serves the candidate where the first has no memory for both."
+            metavar="FOLDER|URL",
+            help="Another server, which serves the candidate where the first has no memory for both: its folder, or "
+            "https://HOST:PORT of its control on another machine.",
         ),
     ] = None,
+    second_server_ca_file: SecondServerCaOption = None,
+    second_server_token_file: SecondServerTokenOption = None,
     is_second_server_forced: Annotated[
         bool, typer.Option("--apart", help="Use the second server also where the first has memory for both.")
     ] = False,
@@ -119,12 +138,16 @@ def start(
             metavar="HOST:PORT", help="The second server's gRPC endpoint for clients.", show_default="as it listens"
         ),
     ] = None,
+    weights: WeightsOption = None,
+    envoy_admins: AdminOption = None,
+    stable_service: StableServiceOption = None,
+    candidate_service: CandidateServiceOption = None,
     split: Annotated[
         SplitBy | None,
         typer.Option(
             help="server: it splits the requests of every client, and tells how they end. clients: those that ask "
-            "for the split do, and all others get the stable release.",
-            show_default="server; clients with a second server, and for shadow",
+            "for the split do, and all others get the stable release. router: what --weights names does.",
+            show_default="server; clients with a second server, and for shadow; router with --weights",
         ),
     ] = None,
     model: ModelOption = None,
@@ -164,13 +187,17 @@ def start(
       trireme rollout start fp8.yaml int4.yaml --mode ab --shares 50,25,25
       trireme rollout start candidate.yaml --server https://gpu-3:8004 \\
           --server-ca-file ca.crt --server-token-file key.txt
+      trireme rollout start candidate.yaml --weights gateway:llm/chat \\
+          --stable-service chat --candidate-service chat-2 \\
+          --server https://chat:8004 --second-server https://chat-2:8004 \\
+          --server-ca-file ca.crt --server-token-file key.txt
       trireme rollout start candidate.yaml --split clients --host 0.0.0.0 \\
           --token-file keys.txt --cert-file tls.crt --key-file tls.key
 
     \b
     Exit codes: 0 promoted, or ended without a promotion that was due; 1 rolled back; 2 something named is wrong.
     """
-    _refuse_other_modes(
+    refuse_other_modes(
         mode,
         steps=steps or None,
         shares=shares or None,
@@ -178,16 +205,24 @@ def start(
         max_copies=max_copies,
         keep_old=is_keeping_old or None,
         second_server=second_server,
+        weights=weights,
     )
-    _refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
-    _refuse_without(apart=(is_second_server_forced or None, "second_server", second_server))
-    _refuse_without(second_url=(second_url, "second_server", second_server))
-    _refuse_without(match=(match or None, "prometheus", prometheus))
+    refuse_without(weights=(weights, "second_server", second_server))
+    weighed = weight_fields(
+        weights, admins=envoy_admins, stable_service=stable_service, candidate_service=candidate_service
+    )
+    refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
+    refuse_without(apart=(is_second_server_forced or None, "second_server", second_server))
+    refuse_without(
+        second_url=(second_url, "second_server", second_server),
+        second_server_ca_file=(second_server_ca_file, "second_server", second_server),
+        second_server_token_file=(second_server_token_file, "second_server", second_server),
+    )
+    refuse_without(match=(match or None, "prometheus", prometheus))
     held_out = None if prompts is None else held_out_in(prompts, num_at_a_time=prompts_at_a_time or 2)
     place = server_place(server, server_ca_file, server_token_file)
-    _refuse_two_places(place, second_server)
-    control = place.control(tell)
-    local = LocalServer(control, model)
+    controls = [place.control(tell)]
+    local = LocalServer(controls[0], model)
     status = local.status()
     path = store_of(place.folder, store)
     found = candidates(releases, status, mode=mode, above=_highest_number(path))
@@ -195,20 +230,26 @@ def start(
     if second_server is None:
         refuse_without_room(local, found)
     else:
-        second = local_server(ServerPlace(second_server), model)
-        check_second(status, second.status(), second_server)
-        if why_not := why_second_server(local, found[0], is_forced=is_second_server_forced):
+        other = second_place(second_server, second_server_ca_file, second_server_token_file, place)
+        second_control = other.control(tell)
+        second = LocalServer(second_control, model)
+        check_second(status, second.status(), other.name)
+        if why_not := why_second_server(local, found[0], is_forced=is_second_server_forced or bool(weighed)):
             tell(f"the second server is used: {why_not}")
             found[0], second_fields = plan_second_server(
                 releases,
                 local,
                 second,
-                second_server,
+                other,
                 above=_highest_number(path),
                 is_keeping_old=is_keeping_old,
                 url=second_url,
+                is_behind_router=bool(weighed),
                 tell=tell,
             )
+            second_fields["second_server_ca_file"] = _absolute(second_server_ca_file)
+            second_fields["second_server_token_file"] = _absolute(second_server_token_file)
+            controls.append(second_control)
         else:
             tell("the server has memory for both releases: the second one is not needed")
     step_shares = (1.0,) if mode is Mode.AB else read_steps(steps or "1,5,25,50,100", is_whole=mode is Mode.CANARY)
@@ -239,77 +280,28 @@ def start(
         cert_file=_absolute(cert_file),
         key_file=_absolute(key_file),
         token_file=_absolute(token_file),
-        split_by=split or (SplitBy.CLIENTS if mode is Mode.SHADOW or second_fields else SplitBy.SERVER),
+        split_by=split or usual_split(mode, has_second=bool(second_fields), has_weights=bool(weighed)),
         server_url=place.url,
         server_ca_file=place.ca_file,
         server_token_file=place.token_file,
+        **weighed,
         **second_fields,
     )
-    _refuse_server_split(plan)
+    refuse_other_splits(plan)
     check_plan(plan)  # what is wrong is told before anything is begun
     access = access_of(plan)
     check_access(access, host, plan)
     listen(host, port).close()
+    if plan.weights:
+        check_weights(plan)
     tell_estimate(plan, status, prometheus, match)
-    with alone_on(place.folder, path), Store(path) as kept, steering(control, plan, tell=tell):
+    with alone_on(place.folder, path), Store(path) as kept, steering_all(controls, plan, tell=tell):
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
-        drive(kept, path, rollout, LocalServer(control, rollout.model), host=host, port=port, access=access)
-
-
-_MODES_OF = {
-    "steps": (Mode.CANARY, Mode.SHADOW),
-    "shares": (Mode.AB,),
-    "step_requests": (Mode.CANARY, Mode.SHADOW),
-    "max_copies": (Mode.SHADOW,),
-    "keep_old": (Mode.CANARY, Mode.AB),
-    "second_server": (Mode.CANARY, Mode.SHADOW),
-}
-
-
-def _refuse_other_modes(mode: Mode, **given: object) -> None:
-    """Raise a RequestError where an option of another mode is given, which would have no effect."""
-    for name, value in given.items():
-        if value is not None and mode not in _MODES_OF[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise RequestError(
-                f"{option} is for --mode {' or '.join(_MODES_OF[name])}, and the mode is {mode}; leave it out",
-                field=name,
-            )
+        drive(kept, path, rollout, controls, host=host, port=port, access=access)
 
 
 def _absolute(path: Path | None) -> str:
     return "" if path is None else str(path.absolute())  # the rollout may go on in another folder
-
-
-def _refuse_two_places(place: ServerPlace, second_server: Path | None) -> None:
-    """Raise a RequestError where the first of two servers is on another machine: the second is asked by its socket."""
-    if place.url and second_server is not None:
-        raise RequestError(
-            f"--second-server {second_server} is on this machine, and --server {place.url} is reached by its control; "
-            "start the rollout on the machine of both, with --server FOLDER, or leave the second server out",
-            field="second_server",
-            value=str(second_server),
-        )
-
-
-def _refuse_server_split(plan: Plan) -> None:
-    """Raise a RequestError where the server shall split what one server cannot."""
-    if plan.split_by is SplitBy.SERVER and (plan.mode is Mode.SHADOW or plan.second_server):
-        what = "with a second server" if plan.second_server else "in the shadow"
-        raise RequestError(
-            f"split must be clients {what}, got server: one server's models answer a request once; leave it out",
-            field="split",
-            value="server",
-        )
-
-
-def _refuse_without(**given: tuple[object, str, object]) -> None:
-    """Raise a RequestError where an option is given without the option that it belongs to."""
-    for name, (value, of, other) in given.items():
-        if value is not None and other is None:
-            raise RequestError(
-                f"--{name.replace('_', '-')} is for --{of.replace('_', '-')}; give that, or leave it out", field=name
-            )
 
 
 def _hash_seed(keys: list[str], arm_shares: tuple[float, ...], step_shares: tuple[float, ...]) -> str:

@@ -29,6 +29,7 @@ class SplitBy(StrEnum):
 
     SERVER = "server"  # its models do, for every client
     CLIENTS = "clients"  # clients that ask the rollout, and everybody else gets the stable release
+    ROUTER = "router"  # Envoy or a Gateway before two servers, by weights that the rollout moves
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,15 +49,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         arm_shares: parts of an A/B test's requests, for the stable release and each candidate.
         gpus_per_seat: for each arm of an A/B test, GPUs of its engine over the requests that it takes at a time.
         max_copies: shadow requests that run at a time, of all clients together.
-        second_server: folder of the server that serves the candidate, where one server has no room for both; "":
-            none.
+        second_server: folder, or address of the control, of the server that serves the candidate, where one server has
+            no room for both; "": none.
+        second_server_ca_file, second_server_token_file: of the access to that control; "": the first's.
         second_url: address of the second server, ``host:port``.
         home_release: with a second server, the candidate as the first one serves it in the end.
         home_stable: with a second server, the stable release, which the first one then unloads.
         host, port: where clients ask for the split; 0: any port that was free.
         loaded_before: candidates that the server held before, and keeps when they are rolled back.
         held_out: prompts that both releases answer before the candidate's first request; None: none.
-        split_by: the one that splits; of two servers and for copies it is clients.
+        split_by: the one that splits; of two servers it is clients or a router, for copies clients.
+        weights: whose weights the rollout moves, ``envoy:FILE`` or ``gateway:NAMESPACE/ROUTE``; "": nobody's.
+        envoy_admins: addresses of the admin interfaces of the Envoys that read the file.
+        stable_service, candidate_service: names of both servers in the route of a Gateway.
         cert_file, key_file, token_file: of the API that clients ask (`clients.rollout.api_access`); "": none.
         server_url: address of the control of a server on another machine; "": the server is on this one.
         server_ca_file, server_token_file: of the access to that control; "": none.
@@ -78,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_seat: tuple[float, ...] = ()
     max_copies: int = 4
     second_server: str = ""
+    second_server_ca_file: str = ""
+    second_server_token_file: str = ""
     second_url: str = ""
     home_release: dict[str, Any] = {}
     home_stable: dict[str, Any] = {}
@@ -89,6 +96,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cert_file: str = ""
     key_file: str = ""
     token_file: str = ""
+    weights: str = ""
+    envoy_admins: tuple[str, ...] = ()
+    stable_service: str = ""
+    candidate_service: str = ""
     server_url: str = ""
     server_ca_file: str = ""
     server_token_file: str = ""

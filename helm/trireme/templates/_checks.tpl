@@ -20,7 +20,7 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- end -}}
 {{- range $name, $server := $servers -}}
 {{- $full := include "trireme.serverName" (dict "root" $ "name" $name) -}}
-{{- range $suffix := list "" "-pods" "-lws" -}}
+{{- range $suffix := concat (list "" "-pods" "-lws") (ternary (list "-control") list (not (empty $.Values.remoteControl.secret))) -}}
 {{- with get $taken (print $full $suffix) -}}
 {{- fail (printf "servers.%s would have the name %s%s in Kubernetes, which %s has: install with another release name, or give the model another name" $name $full $suffix .) -}}
 {{- end -}}
@@ -49,7 +49,11 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- end -}}
 {{- end -}}
 {{- $ports := .Values.ports -}}
-{{- if lt (len (uniq (list (int $ports.http) (int $ports.grpc) (int $ports.metrics) (int $ports.health)))) 4 -}}
+{{- $numbers := list (int $ports.http) (int $ports.grpc) (int $ports.metrics) (int $ports.health) -}}
+{{- if and .Values.remoteControl.secret (has (int .Values.remoteControl.port) $numbers) -}}
+{{- fail (printf "remoteControl.port %v is one of ports; give another" .Values.remoteControl.port) -}}
+{{- end -}}
+{{- if lt (len (uniq $numbers)) 4 -}}
 {{- fail (printf "ports must differ, got http %v, grpc %v, metrics %v, health %v" $ports.http $ports.grpc $ports.metrics $ports.health) -}}
 {{- end -}}
 {{- with .Values.grpcTls -}}

@@ -100,6 +100,9 @@ spec:
         - {name: grpc, containerPort: {{ $values.ports.grpc }}}
         - {name: metrics, containerPort: {{ $values.ports.metrics }}}
         - {name: health, containerPort: {{ $values.ports.health }}}
+        {{- if $values.remoteControl.secret }}
+        - {name: control, containerPort: {{ $values.remoteControl.port }}}
+        {{- end }}
       startupProbe:
         httpGet: {path: /started, port: health}
         periodSeconds: 5
@@ -136,6 +139,9 @@ spec:
         {{- if and $values.controlKey.secret (not $isWorker) }}
         - {name: control-key, mountPath: /etc/trireme/control, readOnly: true}
         {{- end }}
+        {{- if and $values.remoteControl.secret (not $isWorker) }}
+        - {name: remote-control, mountPath: /etc/trireme/remote-control, readOnly: true}
+        {{- end }}
         {{- if $isGroup }}
         - {name: ssh, mountPath: /etc/trireme/ssh, readOnly: true}
         {{- end }}
@@ -165,6 +171,10 @@ spec:
         secretName: {{ $values.controlKey.secret | quote }}
         defaultMode: 0440
         items: [{key: {{ $values.controlKey.key | quote }}, path: control-key}]
+    {{- end }}
+    {{- if and $values.remoteControl.secret (not $isWorker) }}
+    - name: remote-control
+      secret: {secretName: {{ $values.remoteControl.secret | quote }}, defaultMode: 0440}
     {{- end }}
     {{- if $isGroup }}
     - name: ssh
@@ -228,6 +238,18 @@ spec:
 {{- if $values.controlKey.secret }}
 - --control-key-file
 - /etc/trireme/control/control-key
+{{- end }}
+{{- if $values.remoteControl.secret }}
+- --remote-host
+- 0.0.0.0
+- --remote-port
+- {{ $values.remoteControl.port | quote }}
+- --remote-cert-file
+- /etc/trireme/remote-control/tls.crt
+- --remote-key-file
+- /etc/trireme/remote-control/tls.key
+- --remote-token-file
+- /etc/trireme/remote-control/keys.txt
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -2,116 +2,26 @@
 """A rollout whose process shares nothing with its server but an address, a certificate's authority and a key."""
 
 import json
-import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from certificates import Authority
-from rollout_site import GATE, PATIENCE_S, Site, Texts, serving
+from remote_controller import KEY, STEP_S, Controller, RemoteAddress
+from rollout_site import Site, Texts, serving
 from streams_under_change import Streams
 
-from clients.rollout.records.store import Store
 from ensemble_configs.split.outcome_journal import JournalReader
-from trireme.base.free_ports import free_ports
-
-KEY = "a-key-of-the-rollout-0123456789"
-STEP_S = 60.0
-
-
-class Controller:
-    """Another machine: a folder of its own, from which nothing of the server's is named."""
-
-    def __init__(self, folder: Path, url: str, ca: Path, *, key: str) -> None:
-        folder.mkdir()
-        shutil.copy(ca, folder / "ca.crt")
-        (folder / "key.txt").write_text(f"{key}\n")
-        (folder / "gate.yaml").write_text(yaml.safe_dump(GATE))
-        (folder / "candidate.yaml").write_text(yaml.safe_dump({"engine": {"seed": 2}}))
-        self.folder, self.url = folder, url
-        self._begun: list[subprocess.Popen[str]] = []
-        [self.port] = free_ports(1)
-        self.store = folder / "build" / url.removeprefix("https://").replace(":", "-") / "rollouts.sqlite"
-
-    def rollout(self, *arguments: str) -> subprocess.Popen[str]:
-        running = subprocess.Popen(
-            [sys.executable, "-m", "trireme", "rollout", *arguments],
-            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        self._begun.append(running)
-        return running
-
-    def close(self) -> None:
-        """End what a test that failed has left."""
-        for running in self._begun:
-            if running.poll() is None:
-                running.kill()
-                running.communicate()
-
-    def start(self, *options: str) -> subprocess.Popen[str]:
-        return self.rollout(
-            "start", "candidate.yaml", "--port", str(self.port), "--gate", "gate.yaml", "--lease-s", "1",
-            "--server", self.url, "--server-ca-file", "ca.crt", "--server-token-file", "key.txt", *options,
-        )  # fmt: skip
-
-    def end_of(self, running: subprocess.Popen[str], *, code: int) -> str:
-        try:
-            text, _ = running.communicate(timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            raise AssertionError(running.communicate()[0]) from None
-        assert running.returncode == code, text
-        return text
-
-    def done(self, *arguments: str) -> str:
-        return self.end_of(self.rollout(*arguments), code=0)
-
-    def phase(self) -> str:
-        if not self.store.exists():
-            return ""
-        with Store(self.store) as store:
-            return next((str(one.phase) for one in reversed(store.rollouts())), "")
-
-    def wait_for(self, phase: str, running: subprocess.Popen[str]) -> None:
-        deadline_s = time.monotonic() + STEP_S
-        while self.phase() != phase:
-            assert running.poll() is None, running.communicate()[0]
-            assert time.monotonic() < deadline_s, self.phase()
-            time.sleep(0.1)
-
-    def counted(self) -> tuple[int, int]:
-        """Return the requests that the last rollout has counted at its first share, of the candidate and the other."""
-        with Store(self.store) as store:
-            evidence: Mapping[str, Any] = store.evidence(store.rollouts()[-1].id, 0) or {}
-        candidate, baseline = evidence.get("num_requests", (0, 0))
-        return int(candidate), int(baseline)
 
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, str, Path]]:
     """Yield a server whose control other machines reach, its address, and the authority of its certificate."""
     folder = tmp_path_factory.mktemp("remote")
-    authority = Authority(folder / "authority")
-    pair = authority.server()
-    (folder / "keys.txt").write_text(f"another-key-0123456789\n{KEY}\n")
-    [port] = free_ports(1)
-    options = {
-        "--remote-host": "0.0.0.0",
-        "--remote-port": str(port),
-        "--remote-cert-file": str(pair.cert),
-        "--remote-key-file": str(pair.key),
-        "--remote-token-file": str(folder / "keys.txt"),
-    }
-    with serving(
-        folder / "server", step_ms=2.0, options=tuple(part for one in options.items() for part in one)
-    ) as server:
-        yield Site(server), f"https://127.0.0.1:{port}", authority.ca
+    address = RemoteAddress(folder)
+    with serving(folder / "server", step_ms=2.0, options=address.options) as server:
+        yield Site(server), address.url, address.ca
 
 
 @pytest.fixture

@@ -54,8 +54,14 @@ SITES: dict[str, Values] = {
     "plain": {},
     "all of security": {
         "controlKey": {"secret": "control"},
+        "remoteControl": {"secret": "rollouts"},
         "imagePullSecrets": ["pull"],
-        "network": {**CLIENTS, "monitoring": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 4318}]}]},
+        "network": {
+            **CLIENTS,
+            "monitoring": [{"namespaceSelector": {}}],
+            "egress": [{"ports": [{"port": 4318}]}],
+            "rollouts": [{"podSelector": {}}],
+        },
     },
     "TLS of Triton's own": {
         "grpcTls": {

@@ -65,6 +65,28 @@ def test_with_envoy_only_envoy_reaches_the_servers(servers: Mapping[str, Values]
     assert {port["port"] for port in rule["ports"]} == {"grpc", "http", "health"}
 
 
+def test_a_rollout_elsewhere_reaches_a_server_that_loads_and_nobody_else_does(servers: Mapping[str, Values]) -> None:
+    peers = [{"podSelector": {"matchLabels": {"app": "rollout"}}}]
+    site = {"remoteControl": {"secret": "rollouts"}, "network": {"rollouts": peers}}
+    documents = render(merged(combined(servers, "one", "plain"), site))
+    [policy] = of_kind(documents, "NetworkPolicy")
+    assert policy["spec"]["ingress"] == [{"from": peers, "ports": [{"port": "control"}, {"port": "grpc"}]}]
+    [service] = [each for each in of_kind(documents, "Service") if each["metadata"]["name"].endswith("-control")]
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert [(port["name"], port["port"]) for port in service["spec"]["ports"]] == [("control", 8004), ("grpc", 8001)]
+    [pod] = pods_of(documents)
+    assert selects(service["spec"]["selector"], pod)
+    [container] = pod["spec"]["containers"]
+    options = container["command"]
+    assert options[options.index("--remote-port") + 1] == "8004"
+    assert {"name": "control", "containerPort": 8004} in container["ports"]
+    [volume] = [each["secret"] for each in pod["spec"]["volumes"] if each["name"] == "remote-control"]
+    assert volume["secretName"] == "rollouts"
+    without = json.dumps(render(combined(servers, "one", "plain")))
+    assert "--remote-port" not in without
+    assert "-control" not in without
+
+
 def test_names_are_asked_of_whom_the_site_says(servers: Mapping[str, Values]) -> None:
     """OpenShift's resolvers are called otherwise and listen at 5353."""
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}

@@ -35,6 +35,7 @@ BAD: list[tuple[Values, str]] = [
     ({"sclaing": {}}, "additional properties 'sclaing' not allowed"),
     ({"ports": {"grpc": 70000}}, "at '/ports/grpc'"),
     ({"ports": {"grpc": 8000}}, "ports must differ"),
+    ({"remoteControl": {"secret": "s", "port": 8001}}, "remoteControl.port 8001 is one of ports"),
     ({"defaultServer": "nobody"}, 'defaultServer is "nobody", and servers are chat, chat-2'),
     ({"defaultServer": "chat-2"}, 'defaultServer is "chat-2", a candidate itself'),
     ({"servers": {"chat": {"replicas": 0}}}, "at '/servers/chat/replicas'"),

@@ -21,7 +21,7 @@ def test_a_checkout_is_named_by_its_path() -> None:
 
 def test_an_installation_without_its_checkout_names_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "IS_CHECKOUT", False)
-    for extra in ("plot", "tracing"):
+    for extra in ("plot", "tracing", "kubernetes"):
         told = {str(Requirement(each)) for each in how_to_install(extra).split("'")[1::2]}
         assert told == {str(Requirement(each)) for each in EXTRAS[extra]}
     assert how_to_install("").startswith("pip install '")
@@ -44,5 +44,5 @@ def test_every_extra_that_is_told_is_there() -> None:
     sources = [path.read_text() for room in ("serving", "clients", "build_engines", "ensemble_configs", "observability")
                for path in (CODE_ROOT / room).rglob("*.py")]  # fmt: skip
     told = set(re.findall(r"how_to_install\([\"']([\w-]+)[\"']\)", "\n".join(sources)))
-    assert told >= {"plot", "bench", "tracing", "dev"}
+    assert told >= {"plot", "bench", "tracing", "kubernetes", "dev"}
     assert told <= EXTRAS.keys()

@@ -143,6 +143,14 @@ def test_files_of_the_access_are_named_by_the_rollout_s_options(tmp_path: Path) 
             RemoteControl(url, Access(token_file=str(tmp_path / "none"))).ask("status")
 
 
+def test_the_second_server_s_files_are_named_by_its_own_options(tmp_path: Path) -> None:
+    access = Access(ca_file=str(tmp_path / "none"))
+    with pytest.raises(SpecError, match=f"--second-server-ca-file {tmp_path}/none cannot be read"):
+        RemoteControl("https://127.0.0.1:1", access, option="--second-server").ask("status")
+    with pytest.raises(RequestError, match="--second-server must be the address"):
+        RemoteControl("https://gpu-3", Access(), option="--second-server")
+
+
 def test_a_rollout_that_was_let_in_waits_where_its_key_is_no_longer_accepted(site: RemoteSite, tmp_path: Path) -> None:
     api = site.serve({"status": lambda *_: {}})
     own = tmp_path / "own"

@@ -10,6 +10,7 @@ from clients.rollout.records.held_out import HeldOut
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.steering import Steering
 from clients.rollout_gate.gate import Judgement
 from clients.rollout_gate.verdict import Verdict
 from ensemble_configs.split.outcome import Outcome
@@ -141,10 +142,13 @@ class World:
 
     # A life of the controller.
 
-    def live(self, num_ticks: int = 60, *, requests_per_tick: int = 6) -> Rollout:
+    def controller(self, store: Store, steering: Steering | None = None) -> Controller:
+        return Controller(store, self.number, self, self, scores_judge=self, steering=steering, now=self.now)
+
+    def live(self, num_ticks: int = 60, *, requests_per_tick: int = 6, steering: Steering | None = None) -> Rollout:
         """Tick until the rollout is over, or `num_ticks` times, and return the rollout."""
         with Store(self.path, self.now) as store:
-            controller = Controller(store, self.number, self, self, scores_judge=self, now=self.now)
+            controller = self.controller(store, steering)
             for _ in range(num_ticks):
                 rollout = controller.tick()
                 if rollout.phase.is_over:

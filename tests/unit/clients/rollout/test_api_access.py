@@ -185,6 +185,7 @@ def test_our_client_says_at_once_why_it_is_refused(
         ("localhost", SplitBy.CLIENTS, False, False, ""),
         ("::1", SplitBy.CLIENTS, False, True, ""),
         ("0.0.0.0", SplitBy.SERVER, False, False, ""),
+        ("0.0.0.0", SplitBy.ROUTER, False, False, ""),
         ("0.0.0.0", SplitBy.CLIENTS, True, True, ""),
         ("0.0.0.0", SplitBy.CLIENTS, False, False, "report the outcomes that decide .* --token-file"),
         ("10.0.0.7", SplitBy.CLIENTS, True, False, "report the outcomes that decide .* --token-file"),

@@ -2,22 +2,16 @@
 """A rollout whose server is on another machine: each outcome counts once, whoever is away when, and one steers."""
 
 import contextlib
-import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from certificates import Authority
-from live_model import Live
-from remote_site import RemoteSite
+from remote_machine import LosingControl, Machine, num_counted
 from rollout_world import World
 from text_bench import wait_until
 
-from clients.access import Access
-from clients.remote_control import RemoteControl
 from clients.rollout.local_server import Control, LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import Phase
@@ -29,59 +23,10 @@ from clients.rollout_gate.gate_spec import GateSpec
 from clients.server_control import ServerControl
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import JournalWriter
-from serving.live_releases.live_split import LiveSplit
-from serving.live_releases.steering import Steering
 from trireme.base.errors import RequestError, Unavailable
 from trireme.base.unix_rpc import RpcServer
 
 PLAN = Plan(candidate=2, stable=1, release={"release": 2}, salt="s")
-
-
-class LosingControl(RemoteControl):
-    """The control of a server behind a network that loses every other answer, after the server has done its part."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.rng = random.Random(3)
-        self.num_lost = 0
-
-    def ask(self, operation: str, **question: object) -> Mapping[str, object]:
-        found = super().ask(operation, **question)
-        if operation == "journal" and self.rng.random() < 0.5:
-            self.num_lost += 1
-            raise Unavailable("the answer was lost", reason="restarting")
-        return found
-
-
-class Machine:
-    """The server's machine, with TLS; its supervisor may be ended and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        authority = Authority(folder / "authority")
-        self._pair = authority.server()
-        self._site = RemoteSite(folder)
-        self.access = Access(ca_file=str(authority.ca), token_file=str(self._site.keys))
-        self.folder, self._live = folder, Live(folder)
-        self.port = 0
-        self.begin()
-
-    def begin(self) -> None:
-        handlers = LiveSplit(self._live, self.folder).handlers()
-        steering = Steering()
-        handlers = steering.guarded(handlers, ["split"]) | steering.handlers()
-        self._api = self._site.serve(handlers, port=self.port, cert_file=self._pair.cert, key_file=self._pair.key)
-        self.port = self._api.port
-        self.handlers = handlers
-
-    def end(self) -> None:
-        self._api.close()
-
-    def control(self, kind: type[RemoteControl] = RemoteControl) -> RemoteControl:
-        return kind(f"https://127.0.0.1:{self.port}", self.access)
-
-    def close(self) -> None:
-        self._site.close()
 
 
 @pytest.fixture
@@ -89,13 +34,6 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path / "gpu-3")
     with contextlib.closing(machine):
         yield machine
-
-
-def num_counted(world: World, step: int) -> int:
-    with Store(world.path) as store:
-        evidence = store.evidence(world.number, step)
-    found = msgspec.convert(evidence or {}, dict[str, Any])
-    return int(sum(found.get("num_requests", (0, 0))))
 
 
 def test_outcomes_are_counted_once_over_lost_answers_and_restarts_of_everything(
@@ -108,7 +46,7 @@ def test_outcomes_are_counted_once_over_lost_answers_and_restarts_of_everything(
     num_written, num_lost = 0, 0
     writer: JournalWriter | None = None
     for life in range(6):
-        split = ServerSplit(world.path, world.number, LocalServer(control, None), Gate(GateSpec()))
+        split = ServerSplit(world.path, world.number, [LocalServer(control, None)], Gate(GateSpec()))
         journals = list((machine.folder / "outcomes").glob("chat-*"))
         wait_until(lambda: bool(list((machine.folder / "outcomes").glob("chat-*"))))
         [folder] = journals or (machine.folder / "outcomes").glob("chat-*")
@@ -134,7 +72,7 @@ def test_outcomes_are_counted_once_over_lost_answers_and_restarts_of_everything(
             split.close()
         num_lost = control.num_lost
     assert num_lost > 3
-    split = ServerSplit(world.path, world.number, LocalServer(machine.control(), None), Gate(GateSpec()))
+    split = ServerSplit(world.path, world.number, [LocalServer(machine.control(), None)], Gate(GateSpec()))
     wait_until(lambda: num_counted(world, 1) >= num_written)
     split.close()
     assert num_counted(world, 1) == num_written
@@ -151,7 +89,7 @@ def test_a_rollout_counts_on_from_the_server_s_own_machine(machine: Machine, tmp
         writer: JournalWriter | None = None
         controls: list[Control] = [machine.control(), here, machine.control()]
         for number, control in enumerate(controls, 1):
-            split = ServerSplit(world.path, world.number, LocalServer(control, None), Gate(GateSpec()))
+            split = ServerSplit(world.path, world.number, [LocalServer(control, None)], Gate(GateSpec()))
             wait_until(lambda: bool(list((machine.folder / "outcomes").glob("chat-*"))))
             [folder] = (machine.folder / "outcomes").glob("chat-*")
             writer = writer or JournalWriter(folder, "ensemble-1")

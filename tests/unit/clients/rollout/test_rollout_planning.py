@@ -10,6 +10,7 @@ import pytest
 from clients.rollout.planning import candidates, gpus_per_seat
 from clients.rollout.records.rollout_plan import Mode, read_steps
 from clients.rollout.second_server import plan_second_server, refuse_without_room, why_second_server
+from clients.rollout.server_place import ServerPlace
 from clients.rollout.two_servers import TwoServers
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import as_release
@@ -72,6 +73,12 @@ def test_seats_share_the_gpus_of_their_engine() -> None:
         (["--mode", "ab", "--second-server", "build/b"], "--second-server is for --mode canary or shadow"),
         (["--apart"], "--apart is for --second-server"),
         (["--second-url", "b:8001"], "--second-url is for --second-server"),
+        (["--second-server-ca-file", "ca.crt"], "--second-server-ca-file is for --second-server"),
+        (["--second-server-token-file", "key"], "--second-server-token-file is for --second-server"),
+        (["--weights", "envoy:r.yaml"], "--weights is for --second-server"),
+        (["--mode", "shadow", "--second-server", "b", "--weights", "envoy:r.yaml"], "--weights is for --mode canary"),
+        (["--envoy-admin", "a:9901"], "--envoy-admin is for --weights"),
+        (["--stable-service", "chat"], "--stable-service is for --weights"),
         (["--prompts-at-a-time", "4"], "--prompts-at-a-time is for --prompts"),
         (["--max-copies", "4"], "--max-copies is for --mode shadow, and the mode is canary"),
         (["--mode", "ab", "--step-requests", "5"], "--step-requests is for --mode canary or shadow"),
@@ -155,8 +162,8 @@ class Asked:
 
 def apart(named: str, first: dict[str, Any], second: dict[str, Any], **more: Any) -> tuple[dict[str, Any], Any]:
     servers = Asked(first, "a:1"), Asked(second, "b:1")
-    settings = {"above": 0, "is_keeping_old": False, "tell": print, **more}
-    return plan_second_server([named], *servers, Path("/b"), **settings)  # type: ignore[arg-type]
+    settings = {"above": 0, "is_keeping_old": False, "tell": print, "place": ServerPlace(Path("/b")), **more}
+    return plan_second_server([named], *servers, **settings)  # type: ignore[arg-type]
 
 
 def test_each_server_has_a_candidate_of_its_own_under_one_number(tmp_path: Path, status: dict[str, Any]) -> None:
@@ -169,6 +176,8 @@ def test_each_server_has_a_candidate_of_its_own_under_one_number(tmp_path: Path,
     assert fields["home_stable"]["release"] == 1
     assert (fields["second_server"], fields["second_url"]) == ("/b", "b:1")
     assert apart(name, status, elsewhere, above=20)[0]["release"] == 21
+    remote = ServerPlace(Path("build/b-8004"), "https://b:8004")
+    assert apart(name, status, elsewhere, place=remote)[1]["second_server"] == "https://b:8004"
 
 
 def test_clients_are_sent_to_a_name_that_the_second_servers_certificate_has(
@@ -179,6 +188,8 @@ def test_clients_are_sent_to_a_name_that_the_second_servers_certificate_has(
     with pytest.raises(RequestError, match=r"sent to b:1, where /b listens, .* is for x, y\.z; give") as refused:
         apart(name, status, {**tls, "grpc_names": ["x", "y.z"]})
     assert refused.value.facts["field"] == "second_url"
+    _, behind = apart(name, status, {**tls, "grpc_names": ["x", "y.z"]}, is_behind_router=True)
+    assert behind["second_url"] == "grpcs://b:1", "no client goes by it"
     for second_url, names in ((None, ["x", "b"]), ("y.z:8", ["x"]), ("grpcs://y.z:8", ["x"])):
         _, fields = apart(name, status, {**tls, "grpc_names": names}, url=second_url)
         assert fields["second_url"] == ("grpcs://b:1" if second_url is None else "grpcs://y.z:8")

@@ -10,9 +10,9 @@ from remote_site import RemoteSite
 from clients.remote_control import RemoteControl
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.store import Store
-from clients.rollout.server_place import ServerPlace, folder_of, server_place
+from clients.rollout.server_place import ServerPlace, folder_of, second_place, server_place
 from clients.server_control import ServerControl
-from trireme.base.errors import RequestError
+from trireme.base.errors import RequestError, Unavailable
 from trireme.commands import run_command
 
 URL = "https://gpu-3:8004"
@@ -111,9 +111,74 @@ def test_a_rollout_goes_on_where_its_plan_says(
     site.close()
 
 
-def test_the_second_of_two_servers_is_on_the_machine_of_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_second_server_is_asked_with_the_first_one_s_authority_and_key_where_none_is_named() -> None:
+    first = server_place(URL, Path("ca.crt"), Path("key.txt"))
+    second = second_place("https://gpu-4:8004", None, None, first)
+    assert second[1:] == ("https://gpu-4:8004", first.ca_file, first.token_file, "--second-server")
+    own = second_place("https://gpu-4:8004", Path("own.crt"), Path("own.txt"), first)
+    assert own[2:4] == (str(Path("own.crt").absolute()), str(Path("own.txt").absolute()))
+    assert second_place("http://127.0.0.1:8004", None, None, first).ca_file == ""
+    here = second_place("build/chat", None, None, first)
+    assert (here.url, here.token_file, here.name) == ("", "", str(Path("build/chat").absolute()))
+
+
+@pytest.mark.parametrize(
+    ("server", "files", "said"),
+    [
+        ("build/b", {"ca_file": Path("ca")}, "--second-server-ca-file is for --second-server https://HOST:PORT"),
+        (URL, {}, f"--second-server {URL} answers nobody without a key; give --second-server-token-file"),
+        ("http://gpu-3:8004", {"token_file": Path("key")}, "--second-server http://gpu-3:8004 has no TLS"),
+        ("https://gpu-3", {"token_file": Path("key")}, "--second-server must be the address"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_the_second_server_s_options(
+    server: str, files: dict[str, Path], said: str
 ) -> None:
-    options = ["--server", URL, "--server-token-file", "key.txt", "--second-server", str(tmp_path)]
-    assert rollout("start", "2", *options) != 0
-    assert "start the rollout on the machine of both" in said_by(capsys)
+    with pytest.raises(RequestError, match=said) as refusal:
+        second_place(server, files.get("ca_file"), files.get("token_file"), ServerPlace(Path("build/a")))
+    assert str(refusal.value.facts["field"]).startswith("second_server")
+
+
+def test_a_rollout_of_two_servers_goes_on_at_both_or_at_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site = RemoteSite(tmp_path)
+    asked: list[tuple[str, bool]] = []
+
+    def steer(name: str, refusal: Exception | None) -> dict[str, Any]:
+        def handle(question: dict[str, Any], _: object) -> dict[str, Any]:
+            asked.append((name, bool(question["lease_s"])))
+            if refusal is not None:
+                raise refusal
+            return {}
+
+        return {"steer": handle}
+
+    first = site.serve(steer("first", None))
+    second = site.serve(steer("second", Unavailable("this server is steered by another", reason="steered")))
+    url, second_url = (f"http://127.0.0.1:{each.port}" for each in (first, second))
+    access = {"server_url": url, "server_token_file": str(site.keys), "second_server": second_url}
+    plan = Plan(candidate=2, stable=1, release={"release": 2}, salt="s", **access)  # type: ignore[arg-type]
+    with Store(Path("rollouts.sqlite")) as store:
+        store.begin("chat", plan.text(), why="a test")
+    assert rollout("run", "--store", "rollouts.sqlite") != 0
+    assert "the second server: this server is steered by another" in said_by(capsys)
+    assert asked == [("first", True), ("second", True), ("first", False)]
+    wrong = tmp_path / "wrong"
+    wrong.write_text("a-wrong-key-0123456789\n")
+    assert rollout("run", "--store", "rollouts.sqlite", "--second-server-token-file", str(wrong)) == 2
+    assert f"it got the key of --second-server-token-file {wrong}" in said_by(capsys)
+    site.close()
+
+
+def test_a_rollout_of_one_server_goes_on_at_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = Plan(candidate=2, stable=1, release={"release": 2}, salt="s")
+    with Store(Path("rollouts.sqlite")) as store:
+        store.begin("chat", plan.text(), why="a test")
+    options = ["--server", str(tmp_path), "--store", "rollouts.sqlite", "--second-server", str(tmp_path)]
+    assert rollout("run", *options) != 0
+    assert "the rollout has no second server" in said_by(capsys)

@@ -44,7 +44,7 @@ class Server:
 
 
 def keeper(world: World, server: Server) -> ServerSplit:
-    return ServerSplit(world.path, world.number, server, Gate(GateSpec()))
+    return ServerSplit(world.path, world.number, [server], Gate(GateSpec()))
 
 
 def enter(world: World, phase: Phase, *, step: int | None = None) -> None:
@@ -122,7 +122,7 @@ def test_outcomes_are_counted_for_their_step_and_once_over_restarts(tmp_path: Pa
 
 
 def count_until_killed(path: Path, number: int, journal: Path) -> None:
-    split = ServerSplit(path, number, Server(journal), Gate(GateSpec()))
+    split = ServerSplit(path, number, [Server(journal)], Gate(GateSpec()))
     while True:
         split.count()
 
@@ -165,7 +165,7 @@ def test_a_journal_that_cannot_be_read_holds_up_no_other_and_ends_nothing(tmp_pa
     with Store(world.path) as store:
         store.add_journal(world.number, str(tmp_path / "away"), {}, {})
     told: list[str] = []
-    split = ServerSplit(world.path, world.number, server, Gate(GateSpec()), tell=told.append)
+    split = ServerSplit(world.path, world.number, [server], Gate(GateSpec()), tell=told.append)
     wait_until(lambda: bool(server.told))
     writer = JournalWriter(server.folder, "ensemble-1")
     writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm="candidate", ttft_ms=5.0))
