@@ -16,11 +16,11 @@ from clients.rollout_gate.statistics.groups import group_name
 from clients.rollout_gate.verdict import Look, Verdict, is_at_end
 
 METHOD = (
-    "Sequential tests, valid at every look: confidence sequences of mean logarithms at equal work, bounded, in blocks of "
-    "time (Huber 1964; Howard et al. 2021; Waudby-Smith et al. 2024), averaged over how alike requests near in time "
-    "may be (Meng 1994), with the variance over keys (Liang and Zeger 1986); bets on the arm of each event, or of each "
-    "incident (Lindon and Malek 2022), bets on paired scores (Waudby-Smith and Ramdas 2024); the chance of a false "
-    "alarm is split over the metrics."
+    "Sequential tests, valid at every look: confidence sequences of mean logarithms at equal work, bounded, in "
+    "blocks of time (Huber 1964; Howard et al. 2021; Waudby-Smith et al. 2024), averaged over how alike requests "
+    "near in time may be (Meng 1994), with the variance over keys (Liang and Zeger 1986); bets on the arm of each "
+    "event, or of each incident (Lindon and Malek 2022), bets on paired scores (Waudby-Smith and Ramdas 2024); the "
+    "chance of a false alarm is split over the metrics."
 )
 
 
