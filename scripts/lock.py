@@ -20,9 +20,9 @@ NO_PERF_ANALYZER = ["--excludes", "requirements/bench-excludes.txt"]
 
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
-    "serving": [*PROJECT, "--extra", "tracing", *SERVING_NUMPY],
+    "serving": [*PROJECT, "--extra", "tracing", "--extra", "postgres", *SERVING_NUMPY],
     "dev": [
-        *[*PROJECT, "--extra", "tracing", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
+        *[*PROJECT, "--extra", "tracing", "--extra", "postgres", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
         *["-c", "requirements/serving.txt"],
     ],
     "bench": ["requirements/bench.in", BACKEND, *NO_PERF_ANALYZER],

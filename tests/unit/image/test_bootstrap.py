@@ -454,7 +454,13 @@ class TestLocks:
         project = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = project["optional-dependencies"]
         locked = versions(CODE_ROOT / "requirements" / "dev.txt")
-        for wanted in map(Requirement, [*project["dependencies"], *extras["tracing"], *extras["plot"], *extras["dev"]]):
+        for wanted in map(
+            Requirement,
+            [
+                *project["dependencies"],
+                *(each for extra in ("tracing", "postgres", "plot", "dev") for each in extras[extra]),
+            ],
+        ):
             assert wanted.specifier.contains(locked[environments.normalized(wanted.name)]), wanted
 
     def test_every_environment_with_the_project_has_its_build_backend(self) -> None:
