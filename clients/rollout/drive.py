@@ -14,6 +14,7 @@ from clients.rollout.local_server import LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.server_place import ServerPlace
 from clients.rollout.server_split import ServerSplit
@@ -25,12 +26,12 @@ _TICK_S = 0.5
 
 
 def drive(
-    kept: Store, path: Path, rollout: Rollout, first: LocalServer, *, host: str, port: int, access: HttpAccess
+    kept: Store, place: StorePlace, rollout: Rollout, first: LocalServer, *, host: str, port: int, access: HttpAccess
 ) -> None:
     """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
-        path: file of the store.
+        place: of the store.
         first: the server, or the first of two.
         host, port: where clients ask; port 0: any free port.
         access: the certificate and the keys there.
@@ -44,10 +45,10 @@ def drive(
     judge = judge_of(plan)
     prefix = _prefix(first)
     controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
-    api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
+    api = RolloutApi(place, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
     with contextlib.closing(api), contextlib.ExitStack() as held:
         if plan.split_by is SplitBy.SERVER:
-            held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, first, judge, tell=tell)))
+            held.enter_context(contextlib.closing(ServerSplit(place, rollout.id, first, judge, tell=tell)))
             tell(f"rollout {rollout.id}: the server splits")
         else:
             tell(f"rollout {rollout.id}: clients ask {api.url}/split")

@@ -15,12 +15,12 @@ rollout ended: after a follower's question within the last minute, the API answe
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -32,11 +32,12 @@ from clients.rollout.recent_clients import RecentClients
 from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store, watched_step
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from ensemble_configs.split.outcome import Outcome
-from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError
+from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError, Unavailable
 from trireme.base.http_access import AcceptedKeys, HttpAccess
 from trireme.base.http_thread import HttpThread, listen
 
@@ -62,7 +63,7 @@ class RolloutApi:
     """The API of one rollout, over HTTP, from its construction until it is closed.
 
     Args:
-        store: the file of the store.
+        store: the place of the store.
         number: number of the rollout.
         prefix: prefix of the names of the model's Triton models.
         merge: makes new evidence of the evidence so far and new outcomes.
@@ -77,7 +78,7 @@ class RolloutApi:
 
     def __init__(
         self,
-        store: Path,
+        store: StorePlace,
         number: int,
         prefix: str,
         merge: Merge,
@@ -119,8 +120,9 @@ class RolloutApi:
             self._counting.shutdown()
 
     def _is_over(self) -> bool:
-        with Store(self._store) as store:
+        with contextlib.suppress(Unavailable), Store(self._store) as store:
             return store.get(self._number).phase.is_over
+        return False
 
     def split(self, client: str = "") -> SplitAnswer:
         """Return the current split for one client."""
@@ -253,6 +255,9 @@ def _refusal(error: ServingError) -> web.Response:
         refusal.headers["WWW-Authenticate"] = "Bearer"
         refusal.force_close()  # what else the caller sends is not read
         return refusal
+    if isinstance(error, SpecError | Unavailable):  # of the store, whose address is for the operator alone
+        _log.warning("nobody is answered: %s", error.message)
+        return _json(503, {"error": "the store of this rollout cannot be used now; ask again later"})
     return _json(400 if isinstance(error, RequestError) else 500, {"error": error.message})
 
 

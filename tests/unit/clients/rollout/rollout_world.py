@@ -10,6 +10,7 @@ from clients.rollout.records.held_out import HeldOut
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout_gate.gate import Judgement
 from clients.rollout_gate.verdict import Verdict
 from ensemble_configs.split.outcome import Outcome
@@ -21,7 +22,7 @@ class Killed(BaseException):
 
 
 class World:
-    """The state that survives the controller's process: the server, the clock and the store's file.
+    """The state that survives the controller's process: the server, the clock and the store.
 
     Attributes:
         stable, loaded: releases of the server.
@@ -31,8 +32,8 @@ class World:
             is done, odd ones after.
     """
 
-    def __init__(self, folder: Path, **plan: object) -> None:
-        self.path = folder / "rollouts.sqlite"
+    def __init__(self, folder: Path, *, place: StorePlace | None = None, **plan: object) -> None:
+        self.path: StorePlace = place or folder / "rollouts.sqlite"
         self.now_s = 1000.0
         self.stable, self.loaded = 1, {1}
         self.canary: int | None = None
@@ -143,7 +144,7 @@ class World:
 
     def live(self, num_ticks: int = 60, *, requests_per_tick: int = 6) -> Rollout:
         """Tick until the rollout is over, or `num_ticks` times, and return the rollout."""
-        with Store(self.path, self.now) as store:
+        with Store(self.path, self.now, patience_s=60.0) as store:
             controller = Controller(store, self.number, self, self, scores_judge=self, now=self.now)
             for _ in range(num_ticks):
                 rollout = controller.tick()
