@@ -129,9 +129,9 @@ def plain(place: PostgresPlace, exc: psycopg.Error) -> str:
 
 def has_tables(db: Connection) -> bool:
     """Return whether the connection's schema holds a store of rollouts."""
-    query = "select to_regclass(quote_ident(current_schema()) || '.changes_done') is not null"
-    row = db.execute(query).fetchone()
-    return row is not None and bool(row[0])
+    # Of the catalog's rows: to_regclass may remember that there was none a moment ago.
+    query = "select 1 from pg_tables where schemaname = current_schema() and tablename = 'changes_done'"
+    return db.execute(query).fetchone() is not None
 
 
 def create_tables(db: Connection, place: PostgresPlace) -> None:
@@ -147,10 +147,16 @@ def create_tables(db: Connection, place: PostgresPlace) -> None:
             db.execute("select pg_advisory_xact_lock(%s, 0)", (_CREATING,))
             if not has_tables(db):  # another process was quicker
                 db.execute(postgres_schema().encode())
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as exc:
+    except psycopg.errors.InsufficientPrivilege as exc:
         raise SpecError(
             f"--store {place}: {db.info.user} may not create the tables: {plain(place, exc)}; let its owner say `grant "
             f"create on schema public to {db.info.user}`, or name a schema of its own: ?options=-csearch_path%3DSCHEMA",
+            field="store",
+        ) from exc
+    except psycopg.errors.InvalidSchemaName as exc:
+        raise SpecError(
+            f"--store {place}: {plain(place, exc)}; make the schema that search_path names with `create schema`, or "
+            "name another one",
             field="store",
         ) from exc
     except psycopg.ProgrammingError as exc:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place of a store of rollouts: a file, or a database of PostgreSQL; `clients.rollout.records.store` opens it."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from trireme.base.errors import RequestError
 
@@ -25,9 +26,8 @@ class PostgresPlace:
         parts = urlsplit(self.url)
         user, at, hosts = parts.netloc.rpartition("@")
         options = [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRETS]
-        return urlunsplit(
-            (parts.scheme, user.partition(":")[0] + at + hosts, parts.path, urlencode(options, safe="/=,-"), "")
-        )
+        query = f"?{urlencode(options, safe='/=,-')}" if options else ""
+        return f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}{query}"
 
     @property
     def passwords(self) -> tuple[str, ...]:
@@ -45,6 +45,8 @@ class PostgresPlace:
 
 
 _SECRETS = ("password", "sslpassword")
+_HOST = r"(?:\[[^\]]*\]|[^:,\[\]]*)(?::[0-9]*)?"
+_HOSTS = re.compile(f"{_HOST}(?:,{_HOST})*")
 
 StorePlace = Path | PostgresPlace
 
@@ -62,9 +64,21 @@ def read_place(text: str) -> StorePlace:
         raise RequestError(
             f"--store must be a file or {_FORM}, got an address that begins with {scheme}://", field="store"
         )
+    if not _is_plain(text):  # what is wrong may be in a password: it is not shown
+        raise RequestError(
+            f"--store is no address of a database; it must look like {_FORM}, with %XX for what is special in a name "
+            "or a password, as %2F for /",
+            field="store",
+        )
+    return PostgresPlace(text)
+
+
+def _is_plain(url: str) -> bool:
+    """Return whether a password can be nowhere but where a password is looked for."""
     try:
-        place = PostgresPlace(text)
-        str(place)
-    except ValueError:  # what is wrong may stand beside a password: it is not shown
-        raise RequestError(f"--store is no address of a database; it must look like {_FORM}", field="store") from None
-    return place
+        parts = urlsplit(url)
+        parse_qsl(parts.query, strict_parsing=bool(parts.query))
+    except ValueError:
+        return False
+    user, _, hosts = parts.netloc.rpartition("@")
+    return "@" not in user + parts.path + parts.query and "#" not in url and _HOSTS.fullmatch(hosts) is not None

@@ -24,6 +24,9 @@ class Killed(BaseException):
 class World:
     """The state that survives the controller's process: the server, the clock and the store.
 
+    Args:
+        place: the folder of the store's file, or its database.
+
     Attributes:
         stable, loaded: releases of the server.
         prompts_verdict: of the gate on held-out prompts, once half of them are answered.
@@ -32,8 +35,8 @@ class World:
             is done, odd ones after.
     """
 
-    def __init__(self, folder: Path, *, place: StorePlace | None = None, **plan: object) -> None:
-        self.path: StorePlace = place or folder / "rollouts.sqlite"
+    def __init__(self, place: StorePlace, **plan: object) -> None:
+        self.path: StorePlace = place / "rollouts.sqlite" if isinstance(place, Path) else place
         self.now_s = 1000.0
         self.stable, self.loaded = 1, {1}
         self.canary: int | None = None
