@@ -31,8 +31,9 @@ from clients.rollout.judging.judges import judge_of
 from clients.rollout.recent_clients import RecentClients
 from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
 from clients.rollout.records.state import Rollout
-from clients.rollout.records.store import Store, watched_step
+from clients.rollout.records.store import watched_step
 from clients.rollout.records.store_place import StorePlace
+from clients.rollout.records.store_pool import StorePool
 from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
@@ -89,7 +90,7 @@ class RolloutApi:
         linger_s: float = _LINGER_S,
         silence_s: float = _SILENCE_S,
     ) -> None:
-        self._store = store
+        self._stores = StorePool(store)
         self._number = number
         self._prefix = prefix
         self._merge = merge
@@ -118,15 +119,16 @@ class RolloutApi:
         finally:
             self._http.close()
             self._counting.shutdown()
+            self._stores.close()
 
     def _is_over(self) -> bool:
-        with contextlib.suppress(Unavailable), Store(self._store) as store:
+        with contextlib.suppress(Unavailable), self._stores.one() as store:
             return store.get(self._number).phase.is_over
         return False
 
     def split(self, client: str = "") -> SplitAnswer:
         """Return the current split for one client."""
-        with Store(self._store) as store:
+        with self._stores.one() as store:
             rollout = store.get(self._number)
         plan = read_plan(rollout.plan)
         mirror = mirror_now(rollout, plan, self._prefix)
@@ -147,7 +149,7 @@ class RolloutApi:
     def judgement(self) -> JudgementAnswer:
         """Return the current judgement."""
         self._judged_at_s = time.monotonic()
-        with Store(self._store) as store:
+        with self._stores.one() as store:
             rollout = store.get(self._number)
             evidence = store.evidence(self._number, rollout.step)
         plan = read_plan(rollout.plan)
@@ -171,7 +173,7 @@ class RolloutApi:
         batch = msgspec.json.decode(body, type=OutcomeBatch)
         if batch.rollout != self._number:  # a batch of an earlier rollout
             return False
-        with Store(self._store) as store:
+        with self._stores.one() as store:
             rollout = store.get(self._number)
             if rollout.phase.is_over:
                 return False

@@ -14,6 +14,7 @@ from clients.rollout.records.open_database import is_there
 from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
 from clients.rollout.records.store_place import PostgresPlace, StorePlace
+from clients.rollout.records.store_pool import StorePool
 from trireme.base.errors import RequestError, SpecError
 
 if TYPE_CHECKING:
@@ -198,6 +199,19 @@ def test_one_driver_at_a_time_has_a_name(place: StorePlace) -> None:
         assert not second.is_driven()
         with second.driving():
             assert first.is_driven()
+
+
+def test_threads_take_open_connections_in_turn(place: StorePlace) -> None:
+    pool = StorePool(place)
+    with pool.one() as first:
+        number = first.begin("chat", "{}", why="").id
+    with pool.one() as again, pool.one() as second:
+        assert again is first
+        assert second is not first
+        assert second.get(number).model == "chat"
+        pool.close()
+        assert again.get(number).model == "chat", "it is closed by who uses it"
+    assert pool._idle == []
 
 
 def test_a_look_makes_no_store(place: StorePlace) -> None:
