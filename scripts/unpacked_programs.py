@@ -208,7 +208,7 @@ POSTGRESQL = UnpackedPrograms(
     directory=".tools/postgresql",
     packages=("postgresql",),
     programs=("postgres", "initdb"),
-    size="25 MB",
+    size="30 MB",
     without_them="tests of rollouts that PostgreSQL keeps are skipped",
     left_out=("libllvm14", "libllvm15", "libllvm17t64", "libllvm19", "libz3-4"),  # of its compiler for large queries
 )
