@@ -79,7 +79,7 @@ def connect(place: PostgresPlace, name: str) -> Connection:
         )
     except psycopg.Error as exc:
         db.close()
-        raise Unavailable(away(place, exc), reason="store_away") from None
+        raise away(place, exc) from None
     except BaseException:
         db.close()
         raise
@@ -114,12 +114,15 @@ def _refusal(place: PostgresPlace, exc: psycopg.Error) -> ServingError:
     for words, hint in _HINTS:
         if any(word in text for word in words):
             return SpecError(f"--store {place} cannot be opened: {text}; {hint}", field="store")
-    return Unavailable(away(place, exc), reason="store_away")
+    return away(place, exc)
 
 
-def away(place: PostgresPlace, exc: psycopg.Error) -> str:
-    """Return the sentence of a server that is away."""
-    return f"the store {place} is away: {plain(place, exc)}; is the server there, and is --store its address?"
+def away(place: PostgresPlace, exc: psycopg.Error) -> Unavailable:
+    """Return the error of a server that is away."""
+    return Unavailable(
+        f"the store {place} is away: {plain(place, exc)}; is the server there, and is --store its address?",
+        reason="store_away",
+    )
 
 
 def plain(place: PostgresPlace, exc: psycopg.Error) -> str:

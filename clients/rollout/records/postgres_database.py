@@ -24,7 +24,7 @@ from clients.rollout.records.database import AlreadyThere, Row, T, Values
 from clients.rollout.records.file_lock import GLANCE_S, driven_by_another
 from clients.rollout.records.postgres_connection import Connection, away, connect, create_tables, plain
 from clients.rollout.records.store_place import PostgresPlace
-from trireme.base.errors import RequestError, ServingError, SpecError, Unavailable
+from trireme.base.errors import RequestError, ServingError, SpecError
 
 _DRIVING = 0x74726972  # the first half of the lock's key; the other is the schema
 _SCHEMA = "(select oid from pg_namespace where nspname = current_schema())"
@@ -93,7 +93,7 @@ class PostgresDatabase:
             with self._connection.transaction(), self._connection.cursor("rows") as cursor:
                 yield from cursor.execute(_words(query), values)
         except _LOST as exc:
-            raise Unavailable(away(self._place, exc), reason="store_away") from exc
+            raise away(self._place, exc) from exc
 
     def write(self, query: str, values: Values = ()) -> None:
         """Do one statement of a change."""
@@ -168,7 +168,7 @@ class PostgresDatabase:
                     continue
                 except _LOST as exc:
                     self._discard()
-                    error = Unavailable(away(self._place, exc), reason="store_away")
+                    error = away(self._place, exc)
                 except psycopg.Error as exc:
                     self._undo()
                     raise self._error(exc) from exc

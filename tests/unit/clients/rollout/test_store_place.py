@@ -124,20 +124,20 @@ class TestOnAServer:
     def test_a_user_without_rights(self, postgres: "PostgresServer") -> None:
         name = postgres.new_database()
         with postgres.connect(name) as db:
-            db.execute("drop role if exists guest")
-            db.execute(f"create role guest login password '{SECRET}'".encode())
-        url = postgres.url(name, user="guest", password=SECRET)
-        refused(url, SpecError, "guest may not create the tables", "grant create on schema public to guest")
+            db.execute("drop role if exists reader")
+            db.execute(f"create role reader login password '{SECRET}'".encode())
+        url = postgres.url(name, user="reader", password=SECRET)
+        refused(url, SpecError, "reader may not create the tables", "grant create on schema public to reader")
         with postgres.connect(name) as db:
-            db.execute("grant create on schema public to guest")
+            db.execute("grant create on schema public to reader")
         with Store(PostgresPlace(url)) as store:
             assert store.begin("chat", "{}", why="").id == 1
         with postgres.connect(name) as db:
-            db.execute("revoke insert on events from guest")
+            db.execute("revoke insert on events from reader")
         with Store(PostgresPlace(url)) as store, pytest.raises(SpecError, match="somebody change its tables or rights"):
             store.note(1, "a", "b")
         with postgres.connect(name) as db:
-            db.execute("drop owned by guest; drop role guest")
+            db.execute("drop owned by reader; drop role reader")
 
     def test_a_schema_that_is_not_there(self, postgres: "PostgresServer") -> None:
         url = postgres.url(postgres.new_database()) + "?options=-csearch_path%3Dnowhere"
