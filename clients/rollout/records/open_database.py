@@ -22,10 +22,9 @@ def is_there(place: StorePlace) -> bool:
     if isinstance(place, Path):
         return place.is_file()
     with _with_psycopg():
-        from clients.rollout.records.postgres_connection import connect, has_tables  # noqa: PLC0415 - needs an extra
+        from clients.rollout.records.postgres_connection import is_store_there  # noqa: PLC0415 - needs an extra
 
-    with contextlib.closing(connect(place, "trireme rollout")) as db:
-        return has_tables(db)
+    return is_store_there(place)
 
 
 def open_database(place: StorePlace, *, patience_s: float, tell: Callable[[str], None]) -> Database:

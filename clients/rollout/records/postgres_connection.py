@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to PostgreSQL as the store of rollouts needs them, and what is wrong where there is none."""
 
+import contextlib
+
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
@@ -130,7 +132,21 @@ def plain(place: PostgresPlace, exc: psycopg.Error) -> str:
     return place.without_passwords(" ".join(str(exc).split())) or type(exc).__name__
 
 
-def has_tables(db: Connection) -> bool:
+def is_store_there(place: PostgresPlace) -> bool:
+    """Return whether a place holds a store of rollouts; none is made.
+
+    Raises:
+        SpecError: the place is wrong.
+        Unavailable: the server is away.
+    """
+    with contextlib.closing(connect(place, "trireme rollout")) as db:
+        try:
+            return _has_tables(db)
+        except psycopg.Error as exc:
+            raise away(place, exc) from exc
+
+
+def _has_tables(db: Connection) -> bool:
     """Return whether the connection's schema holds a store of rollouts."""
     # Of the catalog's rows: to_regclass may remember that there was none a moment ago.
     query = "select 1 from pg_tables where schemaname = current_schema() and tablename = 'changes_done'"
@@ -143,12 +159,12 @@ def create_tables(db: Connection, place: PostgresPlace) -> None:
     Raises:
         SpecError: the user may not, or tables of these names are there that are no store of rollouts.
     """
-    if has_tables(db):
+    if _has_tables(db):
         return
     try:
         with db.transaction():
             db.execute("select pg_advisory_xact_lock(%s, 0)", (_CREATING,))
-            if not has_tables(db):  # another process was quicker
+            if not _has_tables(db):  # another process was quicker
                 db.execute(postgres_schema().encode())
     except psycopg.errors.InsufficientPrivilege as exc:
         raise SpecError(

@@ -75,6 +75,9 @@ class PostgresDatabase:
             create_tables(db, self._place)
             if self._is_driving:
                 self._take_lock(db)
+        except psycopg.Error as exc:  # lost again
+            db.close()
+            raise away(self._place, exc) from exc
         except BaseException:
             db.close()
             raise
@@ -214,7 +217,7 @@ class PostgresDatabase:
     @contextlib.contextmanager
     def driving(self) -> Iterator[None]:
         """Hold the lock with which one process drives the database's rollouts, also on later connections."""
-        self._take_lock(self._connection)
+        self._patiently(lambda: self._take_lock(self._connection))
         self._is_driving = True
         try:
             yield

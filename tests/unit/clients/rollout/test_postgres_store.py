@@ -7,6 +7,7 @@ What both kinds of store promise is in `test_rollout_store.py`.
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -24,12 +25,15 @@ from cutting_proxy import Cut, CuttingProxy
 from rollout_world import World
 from text_bench import wait_until
 
+from clients.rollout.choice import driven_store
 from clients.rollout.export.follow import Follower
+from clients.rollout.records.file_lock import is_free
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
 from clients.rollout.records.store_place import PostgresPlace
 from clients.rollout.rollout_api import RolloutApi
+from clients.rollout.server_place import ServerPlace
 from clients.rollout.server_split import ServerSplit
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import GateSpec
@@ -45,6 +49,7 @@ pytestmark = pytest.mark.slow
 
 Evidence = Mapping[str, object]
 LONG_S = 60.0
+NUM_KILLS = 15
 
 
 @pytest.fixture
@@ -258,7 +263,95 @@ def test_two_that_count_the_same_journal_count_it_once(place: PostgresPlace) -> 
     assert sorted(is_counted) == [False] * 20 + [True] * 20
 
 
+def test_several_that_count_lose_and_double_nothing_while_the_server_is_killed_at_random(
+    postgres: "PostgresServer", place: PostgresPlace
+) -> None:
+    with Store(place) as store:
+        number = store.begin("chat", "{}", why="").id
+    is_over = threading.Event()
+    num_counted: list[int] = []
+
+    def count(name: str) -> None:
+        with Store(place, patience_s=LONG_S) as own:
+            num = 0
+            while not is_over.is_set():
+                after = {"0": num} if num else {}
+                num += 1
+                assert own.add_evidence(number, 0, f"{name}.{num}", one_more, assigned=[("a", "unit")])
+                assert own.add_journal(number, name, {"0": num}, {1: one_more}, after=after)
+                if num % 5 == 0:
+                    own.close()  # the next one is made while the server starts, too
+            num_counted.append(num)
+
+    threads = [threading.Thread(target=count, args=(f"thread {each}",)) for each in range(3)]
+    for thread in threads:
+        thread.start()
+    chance = random.Random(7)
+    for _ in range(NUM_KILLS):
+        time.sleep(chance.uniform(0.02, 0.3))
+        postgres.kill()
+        postgres.start()
+    is_over.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert len(num_counted) == 3, "no thread has failed"
+    with Store(place) as store:
+        assert store.evidence(number, 0) == store.evidence(number, 1) == {"n": sum(num_counted)}
+        assert [one.requests for one in store.assignments(number)] == [sum(num_counted)]
+
+
+def test_a_transaction_that_the_server_undoes_is_done_again(postgres: "PostgresServer", place: PostgresPlace) -> None:
+    with Store(place) as store, postgres.connect(place.url.rpartition("/")[2]) as other:
+        number = store.begin("chat", "{}", why="").id
+        store.add_evidence(number, 0, "one", one_more)
+        other.execute("set deadlock_timeout = '60s'")  # the store's side is undone
+        waiting = threading.Thread(target=lambda: other.execute("update rollouts set reason = reason"))
+        num_merged = 0
+
+        def merge(old: Evidence | None) -> Evidence:
+            nonlocal num_merged
+            num_merged += 1
+            if num_merged == 1:
+                other.execute("begin")
+                other.execute("select 1 from evidence for update")
+                waiting.start()
+                time.sleep(0.2)
+            elif waiting.is_alive():
+                waiting.join()
+            return one_more(old)
+
+        def end() -> None:
+            waiting.join()
+            other.execute("commit")
+
+        ending = threading.Timer(1.5, end)
+        ending.start()
+        assert store.add_evidence(number, 0, "two", merge)
+        ending.join()
+        assert (num_merged, store.evidence(number, 0)) == (2, {"n": 2})
+
+
+def test_of_several_hosts_the_one_that_takes_changes_is_asked(postgres: "PostgresServer", place: PostgresPlace) -> None:
+    with Store(place) as store:
+        store.begin("chat", "{}", why="")
+    several = PostgresPlace(place.url.replace("@127.0.0.1:", "@127.0.0.1:1,127.0.0.1:"))
+    with Store(several) as store:
+        postgres.kill()
+        postgres.start()
+        assert [one.model for one in store.rollouts()] == ["chat"]
+
+
 # One process drives.
+
+
+def test_a_server_elsewhere_and_a_database_need_no_disk(place: PostgresPlace, tmp_path: Path) -> None:
+    folder = tmp_path / "build"
+    with driven_store(ServerPlace(folder, "https://gpu-3:8004"), place, tell=print) as store:
+        assert store.is_driven()
+        assert not folder.exists()
+    with driven_store(ServerPlace(folder), place, tell=print):
+        assert not is_free(folder / "rollouts.sqlite"), "of a server here others see that it is driven"
+
 
 DRIVE = """
 import sys, time
