@@ -4,6 +4,7 @@
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
 import psycopg
 
 from scripts.unpacked_programs import POSTGRESQL
@@ -47,9 +49,7 @@ class PostgresServer:
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
             self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         self._programs = self._readable_programs()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = _port()
         password = folder / "password"
         password.write_text(PASSWORD, encoding="utf-8")
         options = ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--username=postgres", "--no-sync"]
@@ -111,12 +111,16 @@ class PostgresServer:
     def kill(self) -> None:
         """End the server and what serves its sessions as a power failure would."""
         assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        self._process.send_signal(signal.SIGSTOP)  # it starts nobody meanwhile
+        process = psutil.Process(self._process.pid)
+        process.suspend()  # it starts nobody meanwhile
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        children = process.children()
         for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
+            child.kill()
         self._end(signal.SIGKILL)
+        while any(_runs(child) for child in children):  # with the shared memory, with which no other server starts
+            time.sleep(0.001)
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def _end(self, how: signal.Signals) -> None:
@@ -139,6 +143,21 @@ class PostgresServer:
     def url(self, database: str, *, user: str = "postgres", password: str = PASSWORD) -> str:
         """Return the URL of a database, with a password."""
         return f"postgresql://{user}:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}"
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _port() -> int:
+    """Return a free port that no client gets by chance while the server is away."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -129,7 +129,8 @@ def away(place: PostgresPlace, exc: psycopg.Error) -> Unavailable:
 
 def plain(place: PostgresPlace, exc: psycopg.Error) -> str:
     """Return what an error says, on one line and without a password."""
-    return place.without_passwords(" ".join(str(exc).split())) or type(exc).__name__
+    said, _, _ = " ".join(str(exc).split()).partition(" Is the server running on that host")
+    return place.without_passwords(said) or type(exc).__name__
 
 
 def is_store_there(place: PostgresPlace) -> bool:
