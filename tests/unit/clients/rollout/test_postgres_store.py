@@ -268,11 +268,12 @@ def test_several_that_count_lose_and_double_nothing_while_the_server_is_killed_a
 ) -> None:
     with Store(place) as store:
         number = store.begin("chat", "{}", why="").id
-    is_over = threading.Event()
+    is_over, are_open = threading.Event(), threading.Barrier(4)
     num_counted: list[int] = []
 
     def count(name: str) -> None:
         with Store(place, patience_s=LONG_S) as own:
+            are_open.wait(LONG_S)
             num = 0
             while not is_over.is_set():
                 after = {"0": num} if num else {}
@@ -286,6 +287,7 @@ def test_several_that_count_lose_and_double_nothing_while_the_server_is_killed_a
     threads = [threading.Thread(target=count, args=(f"thread {each}",)) for each in range(3)]
     for thread in threads:
         thread.start()
+    are_open.wait(LONG_S)
     chance = random.Random(7)
     for _ in range(NUM_KILLS):
         time.sleep(chance.uniform(0.02, 0.3))
