@@ -37,12 +37,16 @@ def test_equal_releases_are_not_rolled_back(name: str) -> None:
     assert found["rolled_back"]["count"] <= binom.ppf(0.999, FEW, SPEC.alpha)
 
 
+# Of bursts some sixteen come in a rollout, each of which counts once; so does each time of three to five minutes in which
+# requests are slow without an end. The others are to be found in 95 %.
+FOUND = {"errors in bursts, the baseline has none": 0.6, "20 % of requests with four times the TPOT": 0.85}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_found_beside_own_queues_and_prefix_hits(fault: str) -> None:
     name = "own queues, prefix hits and misses"
     found = figures_of(trial := Trial(name, fault, FEW, 100), run(trial, seed=1))
-    power = 0.6 if "bursts" in fault else 0.95  # of bursts some sixteen come in a rollout, each of which counts once
-    assert found["rolled_back"]["count"] >= binom.ppf(0.001, FEW, power)
+    assert found["rolled_back"]["count"] >= binom.ppf(0.001, FEW, FOUND.get(fault, 0.95))
 
 
 def test_few_users_who_differ_end_in_hold() -> None:

@@ -125,6 +125,7 @@ CHANGES: dict[str, Any] = {
     "drain": {"delaySeconds": 6},
     "drain.timeoutSeconds": 100,
     "controlKey": {"secret": "other"},
+    "remoteControl": {"secret": "rollouts"},
     "podSecurity": {"user": 10002},
     "spread": {"whenUnsatisfiable": "DoNotSchedule"},
     "tolerations": [{"key": "other", "operator": "Exists"}],
