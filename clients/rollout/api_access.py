@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which certificate and keys a rollout's API needs: none, unless strangers could decide the rollout."""
+"""The certificate and the keys that a rollout's API needs: none, unless strangers could decide the rollout."""
 
 from pathlib import Path
 

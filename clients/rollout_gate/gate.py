@@ -89,7 +89,7 @@ class Gate:
     def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
         """Return what can be said by now.
 
-        The cost grows with the number of strata and of doublings of the time.
+        The cost grows with the number of blocks of time (`clients.rollout_gate.sums.block_list.MAX_BLOCKS`).
 
         Args:
             evidence: result of `merge`; None: nothing was seen.

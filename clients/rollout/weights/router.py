@@ -22,7 +22,9 @@ class Router:
     """The steering of one rollout; a `clients.rollout.steering.Steering`.
 
     Args:
-        lease_s: how long a router may take to send requests by weights that it has taken.
+        weights: the weights that are moved.
+        plan: plan of the rollout; `lease_s` of it is how long a router may take to send by weights that it has taken.
+        number: number of the rollout.
         now: a clock in seconds.
         tell: reporter of messages for people.
     """
