@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from scripts import environments, gpu_image_wheels, llama_server, triton_installation
-from scripts.unpacked_programs import CHROMIUM, ENVOY, OPENSSH, PERF_ANALYZER, PROMETHEUS, RCLONE
+from scripts.unpacked_programs import CHROMIUM, ENVOY, OPENSSH, PERF_ANALYZER, POSTGRESQL, PROMETHEUS, RCLONE
 from trireme.installing.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
@@ -47,6 +47,7 @@ PROGRAMS: dict[str, Program] = {  # others: environments
     "prometheus": PROMETHEUS,
     "chromium": CHROMIUM,
     "openssh": OPENSSH,
+    "postgresql": POSTGRESQL,
     "rclone": RCLONE,
     "llama-server": llama_server,
     "gpu-image-wheels": gpu_image_wheels,

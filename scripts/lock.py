@@ -18,11 +18,17 @@ PROJECT = ["pyproject.toml", BACKEND]
 SERVING_NUMPY = ["--overrides", "requirements/serving-overrides.txt"]
 NO_PERF_ANALYZER = ["--excludes", "requirements/bench-excludes.txt"]
 
+
+def extras(*names: str) -> list[str]:
+    """Return the options that take extras of `pyproject.toml` along."""
+    return [part for name in names for part in ("--extra", name)]
+
+
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
-    "serving": [*PROJECT, "--extra", "tracing", "--extra", "kubernetes", *SERVING_NUMPY],
+    "serving": [*PROJECT, *extras("tracing", "kubernetes", "postgres"), *SERVING_NUMPY],
     "dev": [
-        *[*PROJECT, "--extra", "tracing", "--extra", "kubernetes", "--extra", "plot", "--extra", "dev"],
+        *[*PROJECT, *extras("tracing", "kubernetes", "postgres", "plot", "dev")],
         *[*SERVING_NUMPY, "-c", "requirements/serving.txt"],
     ],
     "bench": ["requirements/bench.in", BACKEND, *NO_PERF_ANALYZER],

@@ -45,7 +45,9 @@ class UnpackedPrograms:
     def folders(self, root: Path) -> tuple[Path, ...]:
         """Return the folders of the programs; each can be put on PATH."""
         places = ("usr/lib/chromium", "usr/sbin", "usr/bin", "bin")
-        return tuple(at / place for at in (root / self.directory, Path("/")) for place in places)
+        roots = (root / self.directory, Path("/"))
+        plain = [at / place for at in roots for place in places]
+        return (*plain, *(folder for at in roots for folder in _postgresql_folders(at)))
 
     def library_folders(self, root: Path) -> tuple[Path, ...]:
         """Return the folders of the libraries that unpacked programs are linked to."""
@@ -78,6 +80,12 @@ class UnpackedPrograms:
             say(f"{self.directory}: {' and '.join(self.packages)} are there")
         else:
             say(f"{self.directory}: apt has no such packages here; {self.without_them}. {apt_line(*self.packages)}")
+
+
+def _postgresql_folders(root: Path) -> list[Path]:
+    """Return the folders of PostgreSQL's versions, which Debian keeps beside each other; the newest first."""
+    found = root.glob("usr/lib/postgresql/*/bin")
+    return sorted(found, key=lambda folder: float(folder.parent.name), reverse=True)
 
 
 @dataclass(frozen=True)
@@ -195,6 +203,14 @@ OPENSSH = UnpackedPrograms(
     programs=("sshd", "ssh", "ssh-keygen"),
     size="2 MB",
     without_them="tests of `trireme group` are skipped",
+)
+POSTGRESQL = UnpackedPrograms(
+    directory=".tools/postgresql",
+    packages=("postgresql",),
+    programs=("postgres", "initdb"),
+    size="30 MB",
+    without_them="tests of rollouts that PostgreSQL keeps are skipped",
+    left_out=("libllvm14", "libllvm15", "libllvm17t64", "libllvm19", "libz3-4"),  # of its compiler for large queries
 )
 RCLONE = UnpackedPrograms(
     directory=".tools/rclone",

@@ -5,12 +5,16 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from serving.engines.seam.signal_stack import drop_signal_stack
+
+if TYPE_CHECKING:
+    from postgres_here import PostgresServer
 
 # Files of a minute and more begin: of files side by side the one that begins last would run alone at the end.
 LONG = (
@@ -85,6 +89,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the long files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    """Run a PostgreSQL of the tests' own; a test that ends it starts it again."""
+    pytest.importorskip("psycopg")
+    from postgres_here import WHY_NOT, is_postgres_here, postgres_server  # noqa: PLC0415 - needs an extra
+
+    if not is_postgres_here():
+        pytest.skip(WHY_NOT)
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the rollout and the server that a command means, and locks that let one process drive a rollout.
+"""The choice of the rollout, the store and the server that a command means, and the store of the one that drives it.
 
 Commands that only read find a store where the server is stopped too.
 """
 
 import contextlib
-import fcntl
-import os
-import time
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from clients.rollout.records.file_lock import alone
+from clients.rollout.records.open_database import is_there
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace, read_place
+from clients.rollout.server_place import ServerPlace
 from clients.server_folder import server_folder
 from trireme.base.errors import RequestError, SpecError
 
 _STORE = "rollouts.sqlite"
-_GLANCE_S = 0.5
 
 StoreOption = Annotated[
-    Path | None, typer.Option(help="File that keeps rollouts; none: rollouts.sqlite in the server's folder.")
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="File that keeps rollouts, or postgresql://USER@HOST:PORT/DATABASE (password: PGPASSWORD, ~/.pgpass); "
+        "none: rollouts.sqlite in the server's folder.",
+    ),
 ]
 WhyOption = Annotated[str, typer.Option(help="Reason to write in the log.")]
 NumberOption = Annotated[
@@ -32,13 +38,14 @@ NumberOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
-def store_of(server: Path | None, store: Path | None) -> Path:
-    """Return the path of the named store, or of the server's own.
+def store_of(server: Path | None, store: str | None) -> StorePlace:
+    """Return the place of the named store, or of the server's own.
 
     Raises:
+        RequestError: `store` is an address, and not of PostgreSQL.
         SpecError: no server was found (`clients.server_folder.server_folder`).
     """
-    return store if store is not None else server_folder(server) / _STORE
+    return read_place(store) if store is not None else server_folder(server) / _STORE
 
 
 def open_rollout(kept: Store, number: int | None) -> Rollout:
@@ -73,68 +80,31 @@ def any_rollout(kept: Store, number: int | None) -> Rollout:
 
 
 @contextlib.contextmanager
-def alone(store: Path) -> Iterator[None]:
-    """Hold the lock with which one process drives the rollouts of a store.
+def driven_store(server: ServerPlace, store: StorePlace, *, tell: Callable[[str], None]) -> Iterator[Store]:
+    """Yield the store of the process that drives its rollouts and those of a server; it waits for a store that is away.
 
     Raises:
-        RequestError: another process holds the lock.
+        RequestError: another process drives them.
+        SpecError, Unavailable: the store cannot be opened (`clients.rollout.records.store.Store`).
     """
-    store.parent.mkdir(parents=True, exist_ok=True)
-    with _lock_file(store).open("a+") as file:
-        deadline_s = time.monotonic() + _GLANCE_S
-        while not _takes(file, fcntl.LOCK_EX):
-            if time.monotonic() > deadline_s:  # longer than anybody looks whether it is free
-                raise RequestError(
-                    f"another process{_pid_in(file)} drives the rollouts of {store}; `trireme rollout status` shows it",
-                    field="store",
-                )
-            time.sleep(_GLANCE_S / 20)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def _pid_in(file: IO[str]) -> str:
-    file.seek(0)
-    found = file.read().strip()
-    return f" ({found})" if found else ""
-
-
-def is_free(store: Path) -> bool:
-    """Return whether no process drives the rollouts of a store."""
-    try:
-        with _lock_file(store).open("rb") as file:
-            return _takes(file, fcntl.LOCK_SH)
-    except FileNotFoundError:
-        return True
-
-
-def _takes(file: IO[Any], how: int) -> bool:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def alone_on(folder: Path, store: Path) -> Iterator[None]:
-    """Hold the locks with which one process drives a server's rollouts and a store, perhaps of another server.
-
-    Raises:
-        RequestError: another process holds one of the locks.
-    """
-    own = folder / _STORE
+    own = server.folder / _STORE
     with contextlib.ExitStack() as held:
-        held.enter_context(alone(store))
-        if own.absolute() != store.absolute():
+        kept = held.enter_context(Store(store, patience_s=math.inf, tell=tell))
+        held.enter_context(kept.driving())
+        if not _is_known_as_driven(server, store, own):
             held.enter_context(alone(own))
-        yield
+        yield kept
 
 
-def existing_store(server: Path | None, store: Path | None) -> Path:
-    """Return the path of a store to read from; its server may be stopped.
+def _is_known_as_driven(server: ServerPlace, store: StorePlace, own: Path) -> bool:
+    """Return whether nobody needs a file of the server's folder to see that it is driven."""
+    if isinstance(store, Path):
+        return own.absolute() == store.absolute()
+    return bool(server.url)  # a server elsewhere knows who steers it, and this machine may have no disk
+
+
+def existing_store(server: Path | None, store: str | None) -> StorePlace:
+    """Return the place of a store to read from; its server may be stopped.
 
     Raises:
         SpecError: there is none.
@@ -144,14 +114,10 @@ def existing_store(server: Path | None, store: Path | None) -> Path:
         if len(found) == 1:
             return found[0]
     path = store_of(server, store)
-    if not path.is_file():
+    if not is_there(path):
         raise SpecError(
             f"there is no store of rollouts {path}: no rollout was started there; name another one with --server or "
             "--store",
             field="store",
         )
     return path
-
-
-def _lock_file(store: Path) -> Path:
-    return store.with_name(f"{store.name}.lock")

@@ -4,7 +4,6 @@
 import contextlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import typer
 
@@ -15,6 +14,7 @@ from clients.rollout.local_server import Control, LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.server_place import ServerPlace
 from clients.rollout.server_split import ServerSplit, SplittingServer
@@ -31,7 +31,7 @@ _TICK_S = 0.5
 
 def drive(
     kept: Store,
-    path: Path,
+    place: StorePlace,
     rollout: Rollout,
     controls: Sequence[Control],
     *,
@@ -42,7 +42,7 @@ def drive(
     """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
-        path: file of the store.
+        place: of the store.
         controls: of the server, or of the first and the second one; they steer them.
         host, port: where clients ask; port 0: any free port.
         access: the certificate and the keys there.
@@ -58,10 +58,10 @@ def drive(
     prefix = _prefix(servers[0])
     server = _server(plan, servers)
     controller = Controller(kept, rollout.id, server, judge, steering=_steering(plan, rollout.id), tell=tell)
-    api = RolloutApi(path, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
+    api = RolloutApi(place, rollout.id, prefix, judge.merge, host=host, port=port, access=access)
     with contextlib.closing(api), contextlib.ExitStack() as held:
         if splitting := _splitting(plan, servers):
-            held.enter_context(contextlib.closing(ServerSplit(path, rollout.id, splitting, judge, tell=tell)))
+            held.enter_context(contextlib.closing(ServerSplit(place, rollout.id, splitting, judge, tell=tell)))
         tell(f"rollout {rollout.id}: {_who_splits(plan, api.url)}")
         try:
             while not (rollout := controller.tick()).phase.is_over:

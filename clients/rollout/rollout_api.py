@@ -15,12 +15,12 @@ rollout ended: after a follower's question within the last minute, the API answe
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -31,12 +31,14 @@ from clients.rollout.judging.judges import judge_of
 from clients.rollout.recent_clients import RecentClients
 from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
 from clients.rollout.records.state import Rollout
-from clients.rollout.records.store import Store, watched_step
+from clients.rollout.records.store import watched_step
+from clients.rollout.records.store_place import StorePlace
+from clients.rollout.records.store_pool import StorePool
 from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from ensemble_configs.split.outcome import Outcome
-from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError
+from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError, Unavailable
 from trireme.base.http_access import AcceptedKeys, HttpAccess
 from trireme.base.http_thread import HttpThread, listen
 
@@ -62,7 +64,7 @@ class RolloutApi:
     """The API of one rollout, over HTTP, from its construction until it is closed.
 
     Args:
-        store: the file of the store.
+        store: the place of the store.
         number: number of the rollout.
         prefix: prefix of the names of the model's Triton models.
         merge: makes new evidence of the evidence so far and new outcomes.
@@ -77,7 +79,7 @@ class RolloutApi:
 
     def __init__(
         self,
-        store: Path,
+        store: StorePlace,
         number: int,
         prefix: str,
         merge: Merge,
@@ -88,7 +90,7 @@ class RolloutApi:
         linger_s: float = _LINGER_S,
         silence_s: float = _SILENCE_S,
     ) -> None:
-        self._store = store
+        self._stores = StorePool(store)
         self._number = number
         self._prefix = prefix
         self._merge = merge
@@ -117,14 +119,16 @@ class RolloutApi:
         finally:
             self._http.close()
             self._counting.shutdown()
+            self._stores.close()
 
     def _is_over(self) -> bool:
-        with Store(self._store) as store:
+        with contextlib.suppress(Unavailable), self._stores.one() as store:
             return store.get(self._number).phase.is_over
+        return False
 
     def split(self, client: str = "") -> SplitAnswer:
         """Return the current split for one client."""
-        with Store(self._store) as store:
+        with self._stores.one() as store:
             rollout = store.get(self._number)
         plan = read_plan(rollout.plan)
         mirror = mirror_now(rollout, plan, self._prefix)
@@ -145,7 +149,7 @@ class RolloutApi:
     def judgement(self) -> JudgementAnswer:
         """Return the current judgement."""
         self._judged_at_s = time.monotonic()
-        with Store(self._store) as store:
+        with self._stores.one() as store:
             rollout = store.get(self._number)
             evidence = store.evidence(self._number, rollout.step)
         plan = read_plan(rollout.plan)
@@ -169,7 +173,7 @@ class RolloutApi:
         batch = msgspec.json.decode(body, type=OutcomeBatch)
         if batch.rollout != self._number:  # a batch of an earlier rollout
             return False
-        with Store(self._store) as store:
+        with self._stores.one() as store:
             rollout = store.get(self._number)
             if rollout.phase.is_over:
                 return False
@@ -253,6 +257,9 @@ def _refusal(error: ServingError) -> web.Response:
         refusal.headers["WWW-Authenticate"] = "Bearer"
         refusal.force_close()  # what else the caller sends is not read
         return refusal
+    if isinstance(error, SpecError | Unavailable):  # of the store, whose address is for the operator alone
+        _log.warning("nobody is answered: %s", error.message)
+        return _json(503, {"error": "the store of this rollout cannot be used now; ask again later"})
     return _json(400 if isinstance(error, RequestError) else 500, {"error": error.message})
 
 

@@ -5,22 +5,23 @@ A server goes by the split until its lease ends, so a rollout without its proces
 read from the journal and counted with the cursor in one transaction: each once, whoever was killed.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from clients.rollout.judging.judges import Judge
 from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Merge, Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.traffic import release_shares_now
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import Journal, JournalLine
 from ensemble_configs.split.release_split import ReleaseShare
-from trireme.base.errors import ServingError
+from trireme.base.errors import ServingError, Unavailable
 
 _LOOK_S = 0.1  # until a phase of the store reaches the servers
 _REFRESH_S = 1.0
@@ -41,7 +42,7 @@ class ServerSplit:
     """The keeper of one rollout's split, from its construction until it is closed.
 
     Args:
-        path: file of the store.
+        place: of the store.
         number: number of the rollout.
         servers: those that split.
         judge: makes evidence of outcomes.
@@ -50,20 +51,20 @@ class ServerSplit:
 
     def __init__(
         self,
-        path: Path,
+        place: StorePlace,
         number: int,
         servers: Sequence[SplittingServer],
         judge: Judge,
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._path = path
+        self._place = place
         self._number = number
         self._judge = judge
         self._tell = tell
         self._last_messages: dict[str, str] = {}  # by thread
         self._journals: dict[tuple[str, SplittingServer], Journal] = {}
-        with Store(path) as store:  # a server may be away for long
+        with Store(place) as store:  # a server may be away for long
             for name in store.journals(number):
                 for server in servers:  # the name does not tell which of them has it; the others have no lines of it
                     self._add_journal(name, server)
@@ -71,7 +72,7 @@ class ServerSplit:
         self._closing = threading.Event()
         self._told: dict[SplittingServer, tuple[object, float]] = {}
         self._threads = [
-            self._thread(f"split {place}", partial(self._keep, each)) for place, each in enumerate(servers)
+            self._thread(f"split {which}", partial(self._keep, each)) for which, each in enumerate(servers)
         ]
         self._threads.append(self._thread("count", self._count, _COUNT_S))
         for thread in self._threads:
@@ -82,7 +83,8 @@ class ServerSplit:
         self._closing.set()
         for thread in self._threads:
             thread.join()
-        self.count()  # where the server is away, `trireme rollout run` counts the rest, or nobody needs it
+        with contextlib.suppress(Unavailable):  # `trireme rollout run` counts the rest, or nobody needs it
+            self.count()
 
     def _thread(self, name: str, work: Callable[[Store], None], period_s: float = _LOOK_S) -> threading.Thread:
         return threading.Thread(target=self._repeat, args=(work, period_s), name=name, daemon=True)
@@ -91,9 +93,11 @@ class ServerSplit:
         self._journals.setdefault((name, server), server.journal(name))
 
     def _repeat(self, work: Callable[[Store], None], period_s: float) -> None:
-        with Store(self._path) as store:
+        with contextlib.ExitStack() as held:
+            store: Store | None = None
             while not self._closing.wait(period_s):
                 try:
+                    store = store or held.enter_context(Store(self._place))
                     work(store)
                 except (ServingError, OSError) as exc:
                     self._tell_once(f"the split waits: {exc}")
@@ -118,8 +122,12 @@ class ServerSplit:
         self._last_messages.pop(threading.current_thread().name, None)
 
     def count(self) -> None:
-        """Count the outcomes that the servers have written since the last call."""
-        with Store(self._path) as store:
+        """Count the outcomes that the servers have written since the last call.
+
+        Raises:
+            Unavailable: the store is away.
+        """
+        with Store(self._place) as store:
             self._count(store)
 
     def _count(self, store: Store) -> None:
@@ -138,7 +146,8 @@ class ServerSplit:
 
     def _count_journal(self, store: Store, name: str, journal: Journal) -> None:
         while True:
-            part = journal.read(store.cursor(self._number, name))
+            cursor = store.cursor(self._number, name)
+            part = journal.read(cursor)
             if not part.lines:
                 return
             own = [line for line in part.lines if line.rollout == self._number]
@@ -148,6 +157,7 @@ class ServerSplit:
                 name,
                 part.cursor,
                 {step: self._merge(lines) for step, lines in _by_step(own).items()},
+                after=cursor,
                 assigned=_assigned(own, plan),
             )
 

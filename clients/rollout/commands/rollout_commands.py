@@ -15,7 +15,6 @@ from clients.rollout.choice import (
     WhyOption,
     any_rollout,
     existing_store,
-    is_free,
     open_rollout,
 )
 from clients.rollout.commands.estimate_command import estimate
@@ -46,9 +45,8 @@ def status(
       trireme rollout status
       trireme rollout status --json
     """
-    path = existing_store(server, store)
-    with Store(path) as kept:
-        is_driven = not is_free(path)
+    with Store(existing_store(server, store)) as kept:
+        is_driven = kept.is_driven()
         rollout = any_rollout(kept, number)
         plan = read_plan(rollout.plan)
         judgement = judge_of(plan).judge(kept.evidence(rollout.id, rollout.step))
@@ -135,16 +133,15 @@ def _queue(
     why: str,
     number: int | None,
     server: Path | None,
-    store: Path | None,
+    store: str | None,
     *,
     release: int | None = None,
 ) -> None:
-    path = existing_store(server, store)
-    with Store(path) as kept:
+    with Store(existing_store(server, store)) as kept:
         rollout = open_rollout(kept, number)
         phase_after(rollout.phase, command, read_plan(rollout.plan), release)
         kept.queue_command(rollout.id, command, why=why, release=release)
-        is_driven = not is_free(path)
+        is_driven = kept.is_driven()
     hint = "" if is_driven else "; nobody drives it now: `trireme rollout run`"
     typer.echo(f"rollout {rollout.id}: {command} is asked for{hint}", err=True)
 

@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from clients.rollout.api_access import access_of
-from clients.rollout.choice import StoreOption, alone_on, existing_store, open_rollout, store_of
+from clients.rollout.choice import StoreOption, driven_store, existing_store, open_rollout, store_of
 from clients.rollout.commands.api_options import CertOption, KeyOption, TokenOption
 from clients.rollout.drive import drive, tell
+from clients.rollout.records.open_database import is_there
 from clients.rollout.records.rollout_plan import Plan, read_plan
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.server_place import (
     SecondServerCaOption,
     SecondServerTokenOption,
@@ -63,13 +65,14 @@ def run(
       trireme rollout run
       trireme rollout run --server build/demo_cpu
       trireme rollout run --server https://gpu-3:8004 --server-ca-file ca.crt --server-token-file key.txt
+      trireme rollout run --store postgresql://rollouts@db:5432/chat
     """
     path = _store(server, store)
     with Store(path) as kept:
         plan = read_plan(open_rollout(kept, None).plan)
     place = _place(server, server_ca_file, server_token_file, plan)
     second = _second_place(second_server, second_server_ca_file, second_server_token_file, plan, place)
-    with alone_on(place.folder, path), Store(path) as kept:
+    with driven_store(place, path, tell=tell) as kept:
         rollout = open_rollout(kept, None)
         plan = read_plan(rollout.plan)
         controls = [each.control(tell) for each in (place, second) if each is not None]
@@ -85,13 +88,13 @@ def run(
             )
 
 
-def _store(server: str | None, store: Path | None) -> Path:
+def _store(server: str | None, store: str | None) -> StorePlace:
     if store is None and server is None:
         found = sorted(Path("build").glob(f"*/{CONTROL_SOCKET}"))
         path = existing_store(None, None) if not found else store_of(None, None)
     else:
         path = store_of(None if server is None else folder_of(server), store)
-    if not path.exists():
+    if not is_there(path):
         raise SpecError(f"there is no store of rollouts {path}; name it with --store", field="store")
     return path
 

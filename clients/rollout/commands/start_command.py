@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from clients.rollout.api_access import access_of, check_access
-from clients.rollout.choice import StoreOption, WhyOption, alone_on, store_of
+from clients.rollout.choice import StoreOption, WhyOption, driven_store, store_of
 from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
 from clients.rollout.commands.estimate_command import MatchOption, PrometheusOption, tell_estimate
 from clients.rollout.commands.start_refusals import (
@@ -20,6 +20,7 @@ from clients.rollout.drive import drive, tell
 from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
+from clients.rollout.records.open_database import is_there
 from clients.rollout.records.rollout_plan import (
     Mode,
     Plan,
@@ -30,6 +31,7 @@ from clients.rollout.records.rollout_plan import (
     read_steps,
 )
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
 from clients.rollout.server_place import (
@@ -295,7 +297,7 @@ def start(
     if plan.weights:
         check_weights(plan)
     tell_estimate(plan, status, prometheus, match)
-    with alone_on(place.folder, path), Store(path) as kept, steering_all(controls, plan, tell=tell):
+    with driven_store(place, path, tell=tell) as kept, steering_all(controls, plan, tell=tell):
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
         drive(kept, path, rollout, controls, host=host, port=port, access=access)
 
@@ -311,9 +313,9 @@ def _hash_seed(keys: list[str], arm_shares: tuple[float, ...], step_shares: tupl
     return seed.text
 
 
-def _highest_number(store: Path) -> int:
+def _highest_number(store: StorePlace) -> int:
     """Return the highest number of any candidate in a store, 0 without a store."""
-    if not store.exists():
+    if not is_there(store):
         return 0
     with Store(store) as kept:
         return max((max(read_plan(rollout.plan).candidates) for rollout in kept.rollouts()), default=0)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from clients.rollout.choice import any_rollout, existing_store
+from clients.rollout.choice import StoreOption, any_rollout, existing_store
 from clients.rollout.export.analysis_template import LONGEST_INTERVAL_S
 from clients.rollout.export.definition import Definition, definition_of
 from clients.rollout.export.follow import Follower
@@ -15,6 +15,7 @@ from clients.rollout.export.formats import Format, Options, check_options, check
 from clients.rollout.planning import read_gate
 from clients.rollout.records.rollout_plan import read_steps
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.server_place import ServerOption
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import RequestError
@@ -100,9 +101,7 @@ def export(
         typer.Option(help="File that Envoy reads its routes from; --format envoy-routes --follow writes it."),
     ] = None,
     server: ServerOption = None,
-    store: Annotated[
-        Path | None, typer.Option(help="File that keeps rollouts; none: rollouts.sqlite in the server's folder.")
-    ] = None,
+    store: StoreOption = None,
 ) -> None:
     """Write a rollout for a program that splits the traffic: Argo Rollouts, the Gateway API, Envoy or the Helm chart.
 
@@ -176,5 +175,5 @@ def _follow(options: Options) -> None:
     Follower(path, number, check=render, write=write).run()
 
 
-def _store(options: Options) -> Path:
+def _store(options: Options) -> StorePlace:
     return existing_store(options["server"], options["store"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of rollouts: one SQLite file, from which a controller that was killed goes on.
+"""The store of rollouts, in a file of SQLite or in PostgreSQL, from which a controller that was killed goes on.
 
 A rollout's phase is written before the action that it stands for, and every action may be done twice. The events are a
 log that only grows; operator commands (`trireme rollout pause`) wait until the controller has taken them.
@@ -8,46 +8,48 @@ log that only grows; operator commands (`trireme rollout pause`) wait until the 
 import contextlib
 import getpass
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from clients.rollout.records.database import AlreadyThere
+from clients.rollout.records.open_database import open_database
 from clients.rollout.records.state import Assignment, Event, OperatorCommand, Phase, QueuedCommand, Rollout
-from clients.rollout.records.store_schema import create_tables
-from trireme.base.errors import RequestError, SpecError
+from clients.rollout.records.store_place import StorePlace
+from trireme.base.errors import RequestError
 
 Merge = Callable[[Mapping[str, object] | None], Mapping[str, object]]
 
-_BUSY_S = 30.0
+PATIENCE_S = 10.0
 _BATCH_S = 3600.0  # for so long a batch is known again; clients send one again for minutes
 
 
 class Store:
-    """A connection to the file; each process and thread has its own.
+    """A connection to the store; each process and thread has its own.
 
     Args:
-        path: the file; made if it is not there, its folder too.
+        place: the file, or the database; its tables are made if they are not there, a file and its folder too.
         now: seconds since 1970.
+        patience_s: how long a database that went away is waited for.
+        tell: reporter of messages for people while it is away.
+
+    Raises:
+        SpecError: what is there cannot be the store.
+        Unavailable: the database is away; later, for longer than `patience_s`.
     """
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        place: StorePlace,
+        now: Callable[[], float] = time.time,
+        *,
+        patience_s: float = PATIENCE_S,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._now = now
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = full")  # a power failure loses nothing that was told
-            self._db.execute("pragma foreign_keys = on")
-            create_tables(self._db)
-        except sqlite3.DatabaseError as exc:
-            raise SpecError(
-                f"{path} is no store of rollouts: {exc}; name another file with --store, or move this one away",
-                file=path,
-            ) from exc
+        self._db = open_database(place, patience_s=patience_s, tell=tell)
 
     def __enter__(self) -> Self:
         return self
@@ -59,15 +61,17 @@ class Store:
         """Close the connection."""
         self._db.close()
 
-    @contextlib.contextmanager
-    def _change(self) -> Iterator[None]:
-        self._db.execute("begin immediate")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("rollback")
-            raise
-        self._db.execute("commit")
+    def driving(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock with which one process drives the store's rollouts.
+
+        Raises:
+            RequestError: another process holds it.
+        """
+        return self._db.driving()
+
+    def is_driven(self) -> bool:
+        """Return whether a process drives the store's rollouts."""
+        return self._db.is_driven()
 
     def begin(self, model: str, plan: str, *, why: str) -> Rollout:
         """Add a new rollout of a model, and return it.
@@ -76,24 +80,28 @@ class Store:
             RequestError: one is going on.
         """
         now = self._now()
+
+        def add() -> int:
+            [(number,)] = self._db.rows(
+                "insert into rollouts (model, plan, phase, reason, phase_since, begun_at) values (?, ?, ?, ?, ?, ?) "
+                "returning id",
+                (model, plan, str(Phase.STARTING), why, now, now),
+            )
+            self._log(number, "start", why, json.loads(plan))
+            return int(number)
+
         try:
-            with self._change():
-                number = self._db.execute(
-                    "insert into rollouts (model, plan, phase, reason, phase_since, begun_at) "
-                    "values (?, ?, ?, ?, ?, ?)",
-                    (model, plan, Phase.STARTING, why, now, now),
-                ).lastrowid
-                assert number is not None
-                self._log(number, "start", why, json.loads(plan))
-        except sqlite3.IntegrityError as exc:
-            [open_one] = [one for one in self.open_rollouts() if one.model == model]
+            return self.get(self._db.change(add))
+        except AlreadyThere as exc:
+            open_one = next((one for one in self.open_rollouts() if one.model == model), None)
+            if open_one is None:  # it has just ended
+                return self.begin(model, plan, why=why)
             raise RequestError(
                 f"rollout {open_one.id} of {model} is {open_one.phase}; `trireme rollout run` goes on with it where "
                 "nobody drives it, `trireme rollout abort` ends it",
                 field="model",
                 value=model,
             ) from exc
-        return self.get(number)
 
     def get(self, number: int) -> Rollout:
         """Return the rollout with a number.
@@ -115,10 +123,8 @@ class Store:
 
     def _rollouts(self, where: str, values: tuple[object, ...]) -> list[Rollout]:
         names = ", ".join(Rollout.__struct_fields__)
-        rows = self._db.execute(f"select {names} from rollouts {where} order by id", values)
-        return [
-            msgspec.convert(dict(zip(Rollout.__struct_fields__, row, strict=True)), Rollout) for row in rows.fetchall()
-        ]
+        rows = self._db.rows(f"select {names} from rollouts {where} order by id", values)
+        return [msgspec.convert(dict(zip(Rollout.__struct_fields__, row, strict=True)), Rollout) for row in rows]
 
     def enter(
         self,
@@ -133,29 +139,31 @@ class Store:
     ) -> Rollout:
         """Write the next phase and a line in the log, both or neither, and return the rollout."""
         now = self._now()
-        with self._change():
-            self._db.execute(
+
+        def write() -> None:
+            self._db.write(
                 "update rollouts set phase = ?, phase_since = ?, reason = ?, step = coalesce(?, step), "
                 "chosen = coalesce(?, chosen), ended_at = ? where id = ?",
-                (phase, now, why, step, chosen, now if phase.is_over else None, number),
+                (str(phase), now, why, step, chosen, now if phase.is_over else None, number),
             )
             self._log(number, str(phase), why, evidence, who=who)
+
+        self._db.change(write, rollout=number)
         return self.get(number)
 
     def note(self, number: int, what: str, why: str, evidence: object = None, *, who: str = "") -> None:
         """Write a line in the log."""
-        with self._change():
-            self._log(number, what, why, evidence, who=who)
+        self._db.change(lambda: self._log(number, what, why, evidence, who=who), rollout=number)
 
     def _log(self, number: int, what: str, why: str, evidence: object, *, who: str = "") -> None:
-        self._db.execute(
+        self._db.write(
             "insert into events (rollout, at, who, what, why, evidence) values (?, ?, ?, ?, ?, ?)",
             (number, self._now(), who or whoami(), what, why, None if evidence is None else json.dumps(evidence)),
         )
 
     def events(self, number: int, *, after: int = 0) -> list[Event]:
         """Return the log of one rollout after the line `after`, the oldest line first."""
-        rows = self._db.execute(
+        rows = self._db.rows(
             "select id, rollout, at, who, what, why, evidence from events where rollout = ? and id > ? order by id",
             (number, after),
         )
@@ -169,7 +177,7 @@ class Store:
                 why=row[5],
                 evidence=None if row[6] is None else json.loads(row[6]),
             )
-            for row in rows.fetchall()
+            for row in rows
         ]
 
     def queue_command(self, number: int, command: OperatorCommand, *, why: str, release: int | None = None) -> None:
@@ -186,23 +194,21 @@ class Store:
             raise RequestError(
                 f"rollout {number} is {rollout.phase} already; nothing is left to {command}", field="command"
             )
-        with self._change():
-            self._db.execute(
-                "insert into wishes (rollout, wish, who, why, release) values (?, ?, ?, ?, ?)",
-                (number, command, whoami(), why, release),
-            )
+        query = "insert into wishes (rollout, wish, who, why, release) values (?, ?, ?, ?, ?)"
+        values = (number, str(command), whoami(), why, release)
+        self._db.change(lambda: self._db.write(query, values), rollout=number)
 
     def next_command(self, number: int) -> QueuedCommand | None:
         """Return the oldest command that was not taken; None: there is none."""
         names = QueuedCommand.__struct_encode_fields__
-        row = self._db.execute(
-            f"select {', '.join(names)} from wishes where rollout = ? and not is_taken order by id limit 1", (number,)
-        ).fetchone()
-        return None if row is None else msgspec.convert(dict(zip(names, row, strict=True)), QueuedCommand)
+        rows = self._db.rows(
+            f"select {', '.join(names)} from wishes where rollout = ? and is_taken = 0 order by id limit 1", (number,)
+        )
+        return msgspec.convert(dict(zip(names, rows[0], strict=True)), QueuedCommand) if rows else None
 
     def take(self, command: int) -> None:
         """Mark a command as taken, when it is done or was refused."""
-        self._db.execute("update wishes set is_taken = 1 where id = ?", (command,))
+        self._db.change(lambda: self._db.write("update wishes set is_taken = 1 where id = ?", (command,)))
 
     def add_evidence(
         self,
@@ -219,27 +225,28 @@ class Store:
             merge: makes the new evidence of the old one, none at first.
             assigned: arm and unit of each of its requests, for the assignment log.
         """
-        now = self._now()
-        with self._change():
-            known = self._db.execute("select 1 from batches where id = ?", (batch,)).fetchone()
-            if known is not None:
+        now, units = self._now(), list(assigned)
+
+        def count() -> bool:
+            if self._db.rows("select 1 from batches where id = ?", (batch,)):
                 return False
-            self._db.execute("delete from batches where at < ?", (now - _BATCH_S,))
-            self._db.execute("insert into batches (id, rollout, at) values (?, ?, ?)", (batch, number, now))
-            self._assign(number, assigned)
+            self._db.write("delete from batches where at < ?", (now - _BATCH_S,))
+            self._db.write("insert into batches (id, rollout, at) values (?, ?, ?)", (batch, number, now))
+            self._assign(number, units)
             self._merge(number, step, merge)
-        return True
+            return True
+
+        return self._db.change(count, rollout=number)
 
     def journals(self, number: int) -> list[str]:
         """Return the journals of outcomes of which a part has been counted."""
-        rows = self._db.execute("select journal from cursors where rollout = ?", (number,))
-        return [str(row[0]) for row in rows.fetchall()]
+        return [str(row[0]) for row in self._db.rows("select journal from cursors where rollout = ?", (number,))]
 
     def cursor(self, number: int, journal: str) -> dict[str, int]:
         """Return how far each file of a journal of outcomes has been counted."""
         query = "select body from cursors where rollout = ? and journal = ?"
-        row = self._db.execute(query, (number, journal)).fetchone()
-        return {} if row is None else msgspec.json.decode(row[0], type=dict[str, int])
+        rows = self._db.rows(query, (number, journal))
+        return msgspec.json.decode(rows[0][0], type=dict[str, int]) if rows else {}
 
     def add_journal(
         self,
@@ -248,39 +255,56 @@ class Store:
         cursor: Mapping[str, int],
         merges: Mapping[int, Merge],
         *,
+        after: Mapping[str, int],
         assigned: Iterable[tuple[str, str]] = (),
-    ) -> None:
+    ) -> bool:
         """Count a part of a journal, and move its cursor behind that part: both or neither.
 
+        It is not counted, and the answer is False, where the cursor is not before that part: somebody has counted it.
+
         Args:
+            cursor, after: the cursor behind the part, and before it.
             merges: for each step, makes the new evidence of the old one, none at first.
             assigned: arm and unit of each request, for the assignment log.
         """
-        with self._change():
+        units, body = list(assigned), msgspec.json.encode(dict(cursor)).decode()
+
+        def count() -> bool:
+            if self.cursor(number, journal) != after:
+                return False
             for step, merge in merges.items():
                 self._merge(number, step, merge)
-            self._assign(number, assigned)
-            body = msgspec.json.encode(dict(cursor)).decode()
-            self._db.execute("insert or replace into cursors values (?, ?, ?)", (number, journal, body))
+            self._assign(number, units)
+            self._db.write(
+                "insert into cursors values (?, ?, ?) "
+                "on conflict (rollout, journal) do update set body = excluded.body",
+                (number, journal, body),
+            )
+            return True
+
+        return self._db.change(count, rollout=number)
 
     def _merge(self, number: int, step: int, merge: Merge) -> None:
         body = json.dumps(merge(self.evidence(number, step)))
-        self._db.execute("insert or replace into evidence values (?, ?, ?)", (number, step, body))
+        self._db.write(
+            "insert into evidence values (?, ?, ?) on conflict (rollout, step) do update set body = excluded.body",
+            (number, step, body),
+        )
 
     def _assign(self, number: int, assigned: Iterable[tuple[str, str]]) -> None:
         now = self._now()
-        self._db.executemany(
-            "insert into assignments values (?, ?, ?, ?, ?, 1) on conflict do update "
-            "set last_at = excluded.last_at, requests = requests + 1",
+        self._db.write_many(
+            "insert into assignments values (?, ?, ?, ?, ?, 1) on conflict (rollout, arm, unit) do update "
+            "set last_at = excluded.last_at, requests = assignments.requests + 1",
             [(number, arm, unit, now, now) for arm, unit in assigned],
         )
 
     def evidence(self, number: int, step: int) -> Mapping[str, object] | None:
         """Return what was counted at a step; None: nothing."""
-        row = self._db.execute("select body from evidence where rollout = ? and step = ?", (number, step)).fetchone()
-        if row is None:
+        rows = self._db.rows("select body from evidence where rollout = ? and step = ?", (number, step))
+        if not rows:
             return None
-        found = json.loads(row[0])
+        found = json.loads(rows[0][0])
         assert isinstance(found, dict)
         return found
 
@@ -290,21 +314,21 @@ class Store:
             "select arm, sum(case when unit = '' then requests else 1 end) from assignments "
             "where rollout = ? group by arm"
         )
-        return dict(self._db.execute(query, (number,)).fetchall())
+        return dict(self._db.rows(query, (number,)))
 
     def num_units_on_several_arms(self, number: int) -> int:
         """Return the number of keys that more than one arm has answered, though each belongs to one arm."""
         query = (
             "select count(*) from (select unit from assignments where rollout = ? and unit != '' "
-            "group by unit having count(*) > 1)"
+            "group by unit having count(*) > 1) as several"
         )
-        return int(self._db.execute(query, (number,)).fetchone()[0])
+        return int(self._db.rows(query, (number,))[0][0])
 
     def assignments(self, number: int) -> Iterator[Assignment]:
         """Yield the assignment log; requests without a key are one row of each arm, with the unit ""."""
         names = Assignment.__struct_fields__
         query = f"select {', '.join(names)} from assignments where rollout = ? order by first_at, unit, arm"
-        for row in self._db.execute(query, (number,)):
+        for row in self._db.stream(query, (number,)):
             yield Assignment(*row)
 
 

@@ -1,36 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the store of rollouts, and the columns that a file of an earlier version lacks."""
+"""The tables of the store of rollouts, in SQLite's words and in PostgreSQL's."""
 
-import contextlib
-import sqlite3
-
-_SCHEMA = """
+_TABLES = """
 create table if not exists rollouts (
-    id integer primary key,
+    id {number},
     model text not null,
     plan text not null,
     phase text not null,
     step integer not null default 0,
-    phase_since real not null,
+    phase_since double precision not null,
     reason text not null default '',
-    begun_at real not null,
-    ended_at real,
+    begun_at double precision not null,
+    ended_at double precision,
     chosen integer
 );
 create unique index if not exists one_at_a_time on rollouts (model) where ended_at is null;
 create table if not exists events (
-    id integer primary key,
+    id {number},
     rollout integer not null references rollouts (id),
-    at real not null,
+    at double precision not null,
     who text not null,
     what text not null,
     why text not null,
     evidence text
 );
-create trigger if not exists events_stay before update on events begin select raise(abort, 'events stay'); end;
-create trigger if not exists events_last before delete on events begin select raise(abort, 'events stay'); end;
 create table if not exists wishes (
-    id integer primary key,
+    id {number},
     rollout integer not null references rollouts (id),
     wish text not null,
     who text not null,
@@ -47,7 +42,7 @@ create table if not exists evidence (
 create table if not exists batches (
     id text primary key,
     rollout integer not null references rollouts (id),
-    at real not null
+    at double precision not null
 );
 create index if not exists batches_by_age on batches (at);
 create table if not exists cursors (
@@ -60,24 +55,38 @@ create table if not exists assignments (
     rollout integer not null references rollouts (id),
     arm text not null,
     unit text not null,
-    first_at real not null,
-    last_at real not null,
+    first_at double precision not null,
+    last_at double precision not null,
     requests integer not null,
     primary key (rollout, arm, unit)
-) without rowid;
+){without_rowid};
+"""
+_SQLITE_TRIGGERS = """
+create trigger if not exists events_stay before update on events begin select raise(abort, 'events stay'); end;
+create trigger if not exists events_last before delete on events begin select raise(abort, 'events stay'); end;
+"""
+# `changes_done` tells a connection that lost the answer to its commit whether the change was done.
+_POSTGRES_MORE = """
+create function events_stay() returns trigger language plpgsql as
+    $$ begin raise exception 'events stay' using errcode = 'integrity_constraint_violation'; end $$;
+create trigger events_stay before update or delete on events for each row execute function events_stay();
+create trigger events_last before truncate on events for each statement execute function events_stay();
+create table changes_done (
+    id text primary key,
+    at timestamptz not null default now()
+);
+create index changes_done_by_age on changes_done (at);
 """
 # What files of earlier versions lack.
-_ADDED = (("rollouts", "chosen", "integer"), ("wishes", "release", "integer"))
+ADDED = (("rollouts", "chosen", "integer"), ("wishes", "release", "integer"))
 
 
-def create_tables(db: sqlite3.Connection) -> None:
-    """Create the tables and columns that a file lacks; what is there stays as it is.
+def sqlite_schema() -> str:
+    """Return the statements that create what a file lacks."""
+    return _TABLES.format(number="integer primary key", without_rowid=" without rowid") + _SQLITE_TRIGGERS
 
-    Raises:
-        sqlite3.DatabaseError: the file is none of SQLite's, or cannot be written.
-    """
-    db.executescript(_SCHEMA)
-    for table, name, kind in _ADDED:
-        if name not in {row[1] for row in db.execute(f"pragma table_info({table})")}:
-            with contextlib.suppress(sqlite3.OperationalError):  # another process was quicker
-                db.execute(f"alter table {table} add column {name} {kind}")
+
+def postgres_schema() -> str:
+    """Return the statements that create everything; they fail where a table of one of these names is there."""
+    number = "integer generated always as identity primary key"
+    return _TABLES.format(number=number, without_rowid="").replace("if not exists ", "") + _POSTGRES_MORE

@@ -18,7 +18,7 @@ from scripts import bootstrap, environments, gpu_image_wheels, triton_installati
 from scripts.cpu_torch import torch_version
 from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, lock_blocks, locked_names
 from scripts.lock import LOCKS
-from scripts.unpacked_programs import ENVOY, PERF_ANALYZER, PROMETHEUS
+from scripts.unpacked_programs import ENVOY, PERF_ANALYZER, POSTGRESQL, PROMETHEUS
 from trireme.base.project_files import CODE_ROOT
 from trireme.installing import triton_server, unpacked_lock
 from trireme.installing.commands import SetupError, cause_of, run
@@ -376,6 +376,21 @@ class TestPrometheus:
         assert "apt-get install -y prometheus prometheus-alertmanager" in capsys.readouterr().err
 
 
+class TestPostgresql:
+    def test_of_several_versions_the_newest_unpacked_one_is_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+        for version in ("9.6", "15", "17"):
+            folder = tmp_path / POSTGRESQL.directory / "usr/lib/postgresql" / version / "bin"
+            folder.mkdir(parents=True)
+            for name in POSTGRESQL.programs:
+                (folder / name).touch(0o755)
+        for name in POSTGRESQL.programs:
+            assert POSTGRESQL.program(tmp_path, name) == folder / name
+        assert POSTGRESQL.is_there(tmp_path)
+
+
 class TestFailuresAreOneLine:
     @pytest.mark.parametrize(
         ("output", "line"),
@@ -454,7 +469,7 @@ class TestLocks:
         project = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = project["optional-dependencies"]
         locked = versions(CODE_ROOT / "requirements" / "dev.txt")
-        held = [each for name in ("tracing", "kubernetes", "plot", "dev") for each in extras[name]]
+        held = [each for name in ("tracing", "kubernetes", "postgres", "plot", "dev") for each in extras[name]]
         for wanted in map(Requirement, [*project["dependencies"], *held]):
             assert wanted.specifier.contains(locked[environments.normalized(wanted.name)]), wanted
 

@@ -10,6 +10,7 @@ from clients.rollout.records.held_out import HeldOut
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import StorePlace
 from clients.rollout.steering import Steering
 from clients.rollout_gate.gate import Judgement
 from clients.rollout_gate.verdict import Verdict
@@ -22,7 +23,10 @@ class Killed(BaseException):
 
 
 class World:
-    """The state that survives the controller's process: the server, the clock and the store's file.
+    """The state that survives the controller's process: the server, the clock and the store.
+
+    Args:
+        place: the folder of the store's file, or its database.
 
     Attributes:
         stable, loaded: releases of the server.
@@ -32,8 +36,8 @@ class World:
             is done, odd ones after.
     """
 
-    def __init__(self, folder: Path, **plan: object) -> None:
-        self.path = folder / "rollouts.sqlite"
+    def __init__(self, place: StorePlace, **plan: object) -> None:
+        self.path: StorePlace = place / "rollouts.sqlite" if isinstance(place, Path) else place
         self.now_s = 1000.0
         self.stable, self.loaded = 1, {1}
         self.canary: int | None = None
@@ -147,7 +151,7 @@ class World:
 
     def live(self, num_ticks: int = 60, *, requests_per_tick: int = 6, steering: Steering | None = None) -> Rollout:
         """Tick until the rollout is over, or `num_ticks` times, and return the rollout."""
-        with Store(self.path, self.now) as store:
+        with Store(self.path, self.now, patience_s=60.0) as store:
             controller = self.controller(store, steering)
             for _ in range(num_ticks):
                 rollout = controller.tick()

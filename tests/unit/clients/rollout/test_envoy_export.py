@@ -15,7 +15,7 @@ import pytest
 from envoy_between import Between, Client, validate
 from envoy_here import needs_envoy
 
-from clients.rollout.choice import alone
+from clients.rollout.records.file_lock import alone
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import yaml
 
-from clients.rollout.choice import alone
 from clients.rollout.export.definition import share_outside
+from clients.rollout.records.file_lock import alone
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store

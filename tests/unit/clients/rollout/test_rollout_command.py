@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from clients.rollout.choice import alone, alone_on, is_free
+from clients.rollout.choice import driven_store
 from clients.rollout.operator_commands import phase_after
+from clients.rollout.records.file_lock import alone, is_free
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
 from clients.rollout.second_server import check_second
+from clients.rollout.server_place import ServerPlace
 from serving.triton.triton_api import reachable
 from trireme.base.errors import RequestError
 from trireme.commands import run_command
@@ -135,11 +137,11 @@ def test_one_process_drives_a_store(path: Path) -> None:
 
 
 def test_one_process_drives_a_server_whatever_its_store(tmp_path: Path) -> None:
-    folder = tmp_path / "build" / "chat"
+    place = ServerPlace(tmp_path / "build" / "chat")
     with (
-        alone_on(folder, tmp_path / "a.sqlite"),
-        pytest.raises(RequestError, match=str(folder)),
-        alone_on(folder, tmp_path / "b.sqlite"),
+        driven_store(place, tmp_path / "a.sqlite", tell=print),
+        pytest.raises(RequestError, match=str(place.folder)),
+        driven_store(place, tmp_path / "b.sqlite", tell=print),
     ):
         pass
 

@@ -163,7 +163,7 @@ def test_a_journal_that_cannot_be_read_holds_up_no_other_and_ends_nothing(tmp_pa
     world, server = World(tmp_path, split_by=SplitBy.SERVER), Two(tmp_path / "journal")
     enter(world, Phase.RUNNING, step=1)
     with Store(world.path) as store:
-        store.add_journal(world.number, str(tmp_path / "away"), {}, {})
+        store.add_journal(world.number, str(tmp_path / "away"), {}, {}, after={})
     told: list[str] = []
     split = ServerSplit(world.path, world.number, [server], Gate(GateSpec()), tell=told.append)
     wait_until(lambda: bool(server.told))
