@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine that drives a rollout and shares nothing with its servers but addresses, authorities and keys."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import yaml
 from certificates import Authority
 from rollout_site import GATE, PATIENCE_S
 
+from clients.rollout.records.open_database import is_there
 from clients.rollout.records.store import Store
+from clients.rollout.records.store_place import PostgresPlace, StorePlace
 from trireme.base.free_ports import free_ports
 
 KEY = "a-key-of-the-rollout-0123456789"
@@ -45,9 +48,13 @@ class RemoteAddress:
 
 
 class Controller:
-    """Another machine: a folder of its own, from which nothing of the server's is named."""
+    """Another machine: a folder of its own, from which nothing of the server's is named.
 
-    def __init__(self, folder: Path, url: str, ca: Path, *, key: str) -> None:
+    Args:
+        store: place of the rollouts; None: a file of the folder.
+    """
+
+    def __init__(self, folder: Path, url: str, ca: Path, *, key: str = KEY, store: PostgresPlace | None = None) -> None:
         folder.mkdir()
         shutil.copy(ca, folder / "ca.crt")
         (folder / "key.txt").write_text(f"{key}\n")
@@ -56,12 +63,17 @@ class Controller:
         self.folder, self.url = folder, url
         self._begun: list[subprocess.Popen[str]] = []
         [self.port] = free_ports(1)
-        self.store = folder / "build" / url.removeprefix("https://").replace(":", "-") / "rollouts.sqlite"
+        own = folder / "build" / url.removeprefix("https://").replace(":", "-") / "rollouts.sqlite"
+        self.store: StorePlace = own if store is None else store
+        # As a pod has them: the address among its arguments, the password from a Secret.
+        self._options = () if store is None else ("--store", str(store))
+        self._environment = {} if store is None else {"PGPASSWORD": store.passwords[-1]}
 
     def rollout(self, *arguments: str) -> subprocess.Popen[str]:
         running = subprocess.Popen(
-            [sys.executable, "-m", "trireme", "rollout", *arguments],
-            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, "-m", "trireme", "rollout", *arguments, *self._options],
+            cwd=self.folder, env=os.environ | self._environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._begun.append(running)
         return running
@@ -92,7 +104,7 @@ class Controller:
         return self.end_of(self.rollout(*arguments), code=0)
 
     def phase(self) -> str:
-        if not self.store.exists():
+        if not is_there(self.store):
             return ""
         with Store(self.store) as store:
             return next((str(one.phase) for one in reversed(store.rollouts())), "")

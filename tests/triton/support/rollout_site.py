@@ -34,7 +34,7 @@ GATE = {
     "effects": dict.fromkeys(("ttft", "tpot", "ttft_of_some", "tpot_of_some"), 0.9)
     | dict.fromkeys(("output_tokens", "cut"), 0.5)
     | dict.fromkeys(("errors", "empty", "looping"), 0.1)
-    | {"slow": 0.2},
+    | dict.fromkeys(("slow", "slow_decode"), 0.2),
 }
 PATIENCE_S = 120.0
 ROLLED_OUT = ("ensemble", "tensorrt_llm_bls")  # those that a rollout goes by; each more is a process a release

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rollout that is kept in PostgreSQL goes on from any machine, and through the database's own death."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from remote_controller import STEP_S, Controller, RemoteAddress
+from rollout_site import Site, Texts, serving
+from streams_under_change import Streams
+
+from clients.rollout.records.store_place import PostgresPlace
+
+if TYPE_CHECKING:
+    from postgres_here import PostgresServer
+
+_AWAY_S = 2.0
+
+
+@pytest.fixture
+def machines(tmp_path: Path, postgres: "PostgresServer") -> Iterator[tuple[Site, Controller, Controller]]:
+    """Yield a server, and two other machines that share nothing but the database."""
+    address, store = RemoteAddress(tmp_path), PostgresPlace(postgres.url(postgres.new_database()))
+    with serving(tmp_path / "server", step_ms=2.0, options=address.options) as server:
+        one, other = (Controller(tmp_path / name, address.url, address.ca, store=store) for name in ("one", "other"))
+        yield Site(server), one, other
+        one.close()
+        other.close()
+
+
+def lose(postgres: "PostgresServer") -> None:
+    """Kill the database, and start it again after a while."""
+    postgres.kill()
+    time.sleep(_AWAY_S)
+    postgres.start()
+
+
+def test_another_machine_goes_on_and_the_database_may_die(
+    machines: tuple[Site, Controller, Controller], postgres: "PostgresServer", texts: Texts
+) -> None:
+    site, one, other = machines
+    by_release = {seed: texts[seed] for seed in (1, 2)}
+    running = one.start("--steps", "20,50,100", "--step-requests", "100000")
+    one.wait_for("running", running)
+    with Streams(site.server.url, by_release, num_streams=16) as load:
+        load.wait_for(2, 100)
+        lose(postgres)
+        load.wait_for(2, 100)
+        assert running.poll() is None, running.communicate()[0]
+        refused = " ".join(other.end_of(_run(other), code=2).split())
+        assert f"another process ({running.pid} on " in refused, refused
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
+        running = _run(other)
+        load.wait_for(2, 100)
+    assert (load.wrong, load.refused) == ([], [])
+    deadline_s = time.monotonic() + STEP_S
+    while other.counted()[0] < load.num_answers[2] and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    time.sleep(2)  # what came twice would come now
+    assert other.counted()[0] == load.num_answers[2]
+    one.done("abort", "--why", "it was only to count")
+    assert "rolled_back: it was only to count" in other.end_of(running, code=1)
+    assert site.served()["canary"] is None
+
+    running = other.start("--steps", "20,50,100", "--step-requests", "200")
+    with Streams(site.server.url, by_release, num_streams=16) as load:
+        load.wait_for(2, 50)
+        lose(postgres)
+        said = other.end_of(running, code=0)
+        load.wait_for(2, 20)
+    assert "promoted: release 3 serves all" in said
+    assert (load.wrong, load.refused) == ([], [])
+    assert [each["release"] for each in site.served()["releases"]] == [3]
+    assert json.loads(one.done("status", "--json"))["phase"] == "promoted"
+
+
+def _run(machine: Controller) -> subprocess.Popen[str]:
+    return machine.rollout("run", "--port", str(machine.port))
