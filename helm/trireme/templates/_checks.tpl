@@ -18,6 +18,9 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- if .Values.envoy.enabled -}}
 {{- range $suffix := list "" "-pods" "-routes" }}{{ $_ := set $taken (print (include "trireme.envoyName" $) $suffix) "Envoy" }}{{ end -}}
 {{- end -}}
+{{- if .Values.rollouts.enabled -}}
+{{- $_ := set $taken (include "trireme.rolloutsName" $) "the rollouts' controller" -}}
+{{- end -}}
 {{- range $name, $server := $servers -}}
 {{- $full := include "trireme.serverName" (dict "root" $ "name" $name) -}}
 {{- range $suffix := concat (list "" "-pods" "-lws") (ternary (list "-control") list (not (empty $.Values.remoteControl.secret))) -}}
@@ -79,6 +82,7 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- if and .Values.releases.pull.cacheHostPath .Values.releases.pull.cacheClaim -}}
 {{- fail (printf "releases.pull.cacheHostPath (%q) and cacheClaim (%q) are two places for one cache: leave one of them out" .Values.releases.pull.cacheHostPath .Values.releases.pull.cacheClaim) -}}
 {{- end -}}
+{{- if .Values.rollouts.enabled }}{{ include "trireme.rolloutsChecks" . }}{{ end -}}
 {{- if and .Values.gatewayApi.inferencePool.enabled (not .Values.gatewayApi.enabled) -}}
 {{- fail "gatewayApi.inferencePool.enabled is true and gatewayApi.enabled is false: nothing would lead to the pools; enable both, or neither" -}}
 {{- end -}}

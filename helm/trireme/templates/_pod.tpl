@@ -147,6 +147,10 @@ spec:
         {{- end }}
         {{- if $isPulled }}
         - {name: cache, mountPath: /var/cache/trireme}
+        {{- if $values.rollouts.enabled }}
+        # A rollout names a release by its folder there, and nobody has pulled it.
+        - {name: releases, mountPath: {{ $values.releases.pull.mountPath | quote }}, readOnly: true}
+        {{- end }}
         {{- end }}
         {{- with $values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}

@@ -114,6 +114,23 @@ SITES: dict[str, Values] = {
             "inferencePool": {"enabled": True, "endpointPickers": PICKERS},
         }
     },
+    "rollouts": {
+        "remoteControl": {"secret": "rollouts"},
+        "rollouts": {"enabled": True, "access": "key-of-rollouts"},
+    },
+    "rollouts in a database": {
+        "remoteControl": {"secret": "rollouts"},
+        "rollouts": {
+            "enabled": True,
+            "access": "key-of-rollouts",
+            "store": {"url": "postgresql://rollouts@db:5432/chat", "secret": "database"},
+            "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}], "ports": [{"port": 5432}]}],
+            "priorityClassName": "high",
+            "nodeSelector": {"disk": "ssd"},
+            "tolerations": [{"operator": "Exists"}],
+        },
+        "gatewayApi": {"enabled": True, "gateways": [{"name": "g"}]},
+    },
     "keda": {"scaling": {"kind": "keda", "office": {"enabled": True}}},
     "hpa": {"scaling": {"kind": "hpa"}},
     "watched": {

@@ -262,7 +262,7 @@ def test_a_warning_is_given_of_values_that_do_nothing(servers: Mapping[str, Valu
 
 def test_pods_start_commands_that_there_are_with_options_that_they_have(servers: Mapping[str, Values]) -> None:
     commands = set()
-    for deployment, site in itertools.product(DEPLOYMENTS, ("all of security", "pulled to a claim")):
+    for deployment, site in itertools.product(DEPLOYMENTS, ("all of security", "pulled to a claim", "rollouts")):
         for pod in pods_of(render(combined(servers, deployment, site))):
             containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
             commands |= {tuple(container["command"]) for container in containers}
@@ -272,7 +272,8 @@ def test_pods_start_commands_that_there_are_with_options_that_they_have(servers:
                 if "lifecycle" in container
             }
     parts = [part for command in commands for part in parts_of(command)]
-    assert {name for name, _ in parts} == {("serve",), ("pull",), ("drain",), ("group", "leader"), ("group", "worker")}
+    of_groups = {("group", "leader"), ("group", "worker")}
+    assert {name for name, _ in parts} == {("serve",), ("pull",), ("drain",), ("rollout", "run"), *of_groups}
     for name, words in parts:
         assert {word for word in words if word.startswith("--")} <= options(*name), name
 
@@ -283,6 +284,6 @@ def parts_of(command: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Sequence
     assert program == "trireme"
     while words:
         end = words.index("--") if "--" in words else len(words)
-        size = 2 if words[0] == "group" else 1
+        size = 2 if words[0] in ("group", "rollout") else 1
         yield tuple(words[:size]), words[size:end]
         words = words[end + 1 :]

@@ -146,6 +146,11 @@ CHANGES: dict[str, Any] = {
 }
 
 
+PULL: dict[str, Any] = {"releases": {"pull": {"enabled": True, "claim": "releases", "cacheHostPath": "/nvme"}}}
+CONTROL: dict[str, Any] = {"remoteControl": {"secret": "control", "port": 8010}}
+ROLLOUTS: dict[str, Any] = {"rollouts": {"enabled": True, "access": "key"}}
+
+
 def row_of(beginning: str) -> tuple[set[str], str]:
     """Return the keys of the row in the upgrade's table that begins so, and what the row says of them."""
     [line] = [line for line in RUNBOOKS["upgrade.md"].splitlines() if line.startswith(f"| `{beginning}`")]
@@ -158,14 +163,31 @@ def test_a_value_replaces_the_pods_that_the_upgrades_table_says(key: str) -> Non
     all_servers, said = row_of("image")
     nobody, _ = row_of("servers.NAME.replicas")
     assert all_servers | nobody == CHANGES.keys()
-    change: Any = CHANGES[key]
-    for part in reversed(key.replace("NAME", "chat").split(".")):
-        change = {part: change}
     before = objects(files()[0], SITE)
     expected = set() if key in nobody else {"chat"}
     if f"`{key}`" in said:
         expected.add("chat-envoy")
-    assert replaced(before, objects(files()[0], SITE, change)) == expected
+    assert replaced(before, objects(files()[0], SITE, at(key, CHANGES[key]))) == expected
+
+
+@pytest.mark.parametrize("key", [*CHANGES, "rollouts", "remoteControl.port"])
+def test_a_value_replaces_the_pod_of_rollouts_where_the_upgrades_table_says_so(key: str) -> None:
+    change = {"rollouts": {"nodeSelector": {"a": "b"}}, "remoteControl.port": 8011, **CHANGES}[key]
+    layers = (files()[0], SITE, PULL, CONTROL, ROLLOUTS)
+    found = replaced(objects(*layers), objects(*layers, at(key, change)))
+    assert ("chat-rollouts" in found) == (key in row_of("rollouts")[0])
+
+
+def test_a_first_pod_of_rollouts_replaces_servers_with_a_pull_alone() -> None:
+    for site, expected in (({}, set()), (PULL, {"chat"})):
+        layers = (files()[0], SITE, site, CONTROL)
+        assert replaced(objects(*layers), objects(*layers, ROLLOUTS)) == expected
+
+
+def at(key: str, value: Any) -> Any:
+    for part in reversed(key.replace("NAME", "chat").split(".")):
+        value = {part: value}
+    return value
 
 
 @needs_prometheus

@@ -68,7 +68,7 @@ def commands(text: str) -> list[list[str]]:
         lexer.whitespace_split = True
         command: list[str] = []
         for word in [*lexer, ";"]:
-            if set(word) <= set("|;&()"):
+            if set(word) <= set("|;&()") or word == "--":  # behind it, what kubectl runs in a pod
                 found += [command[n:] for n in [first_tool(command)] if n is not None]
                 command = []
             else:
