@@ -85,9 +85,9 @@ def _cut(outcome: Outcome, _: GateSpec) -> float | None:
 
 
 METRICS: dict[str, Metric] = {
-    "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=7, is_of_queue=True),
+    "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=9, is_of_queue=True),
     "tpot": Metric(
-        "TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=8, is_of_queue=True
+        "TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=10, is_of_queue=True
     ),
     "output_tokens": Metric(
         "output length", "log_mean", _output_tokens, prompt_work, weight=1.5, is_two_sided=True, bound=4
@@ -103,7 +103,7 @@ METRICS: dict[str, Metric] = {
     "slow_decode": Metric(
         "answers far slower than their like", "share", _nothing, weight=2, is_of_outages=True, far_over="tpot"
     ),
-    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=6, is_of_outages=True),
+    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=7, is_of_outages=True),
     "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty), weight=2),
     "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping), weight=3),
     "cut": Metric("answers cut by their length", "share", _cut, is_two_sided=True),
