@@ -27,6 +27,7 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|URL",
+        envvar="TRIREME_ROLLOUT_STORE",
         help="File that keeps rollouts, or postgresql://USER@HOST:PORT/DATABASE (password: PGPASSWORD, ~/.pgpass); "
         "none: rollouts.sqlite in the server's folder.",
     ),
@@ -87,13 +88,24 @@ def driven_store(server: ServerPlace, store: StorePlace, *, tell: Callable[[str]
         RequestError: another process drives them.
         SpecError, Unavailable: the store cannot be opened (`clients.rollout.records.store.Store`).
     """
-    own = server.folder / _STORE
-    with contextlib.ExitStack() as held:
-        kept = held.enter_context(Store(store, patience_s=math.inf, tell=tell))
-        held.enter_context(kept.driving())
-        if not _is_known_as_driven(server, store, own):
-            held.enter_context(alone(own))
+    with (
+        Store(store, patience_s=math.inf, tell=tell) as kept,
+        kept.driving(),
+        alone_at(server, store),
+    ):
         yield kept
+
+
+@contextlib.contextmanager
+def alone_at(server: ServerPlace, store: StorePlace) -> Iterator[None]:
+    """Hold the lock with which one process of this machine drives the rollouts of a server, beside that of the store.
+
+    Raises:
+        RequestError: another process drives them.
+    """
+    own = server.folder / _STORE
+    with contextlib.nullcontext() if _is_known_as_driven(server, store, own) else alone(own):
+        yield
 
 
 def _is_known_as_driven(server: ServerPlace, store: StorePlace, own: Path) -> bool:

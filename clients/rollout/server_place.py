@@ -6,7 +6,7 @@ A rollout of a server elsewhere has its store in `build/HOST-PORT`, where comman
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -47,30 +47,44 @@ ServerOption = Annotated[
         "--server",
         parser=_parsed,
         metavar="FOLDER|URL",
+        envvar="TRIREME_ROLLOUT_SERVER",
         help="The server of the rollout, as `trireme rollout start` was told it, the first of two; none: the only one "
         "here.",
     ),
 ]
-ServerOrAddressOption = Annotated[
-    str | None,
-    typer.Option(
+
+
+def _server_option(variable: str | None) -> Any:
+    return typer.Option(
         "--server",
         metavar="FOLDER|URL",
+        envvar=variable,
         help="Folder of the server, build/NAME where it was started, or https://HOST:PORT of its control "
         "(`trireme serve --remote-port`) on another machine; none: the only one here.",
-    ),
-]
-ServerCaOption = Annotated[
-    Path | None,
-    typer.Option(
+    )
+
+
+def _ca_option(variable: str | None) -> Any:
+    return typer.Option(
+        envvar=variable,
         help="With --server https://...: PEM file of the authority of the server's certificate.",
         show_default="the system's authorities",
-    ),
-]
-ServerTokenOption = Annotated[
-    Path | None,
-    typer.Option(help="With --server https://...: file with a key of the server's --remote-token-file."),
-]
+    )
+
+
+def _token_option(variable: str | None) -> Any:
+    return typer.Option(
+        envvar=variable, help="With --server https://...: file with a key of the server's --remote-token-file."
+    )
+
+
+ServerOrAddressOption = Annotated[str | None, _server_option("TRIREME_ROLLOUT_SERVER")]
+ServerCaOption = Annotated[Path | None, _ca_option("TRIREME_ROLLOUT_SERVER_CA_FILE")]
+ServerTokenOption = Annotated[Path | None, _token_option("TRIREME_ROLLOUT_SERVER_TOKEN_FILE")]
+# Of a command that goes on with a rollout: the environment's server may be another one than the rollout's.
+PlannedServerOption = Annotated[str | None, _server_option(None)]
+PlannedServerCaOption = Annotated[Path | None, _ca_option(None)]
+PlannedServerTokenOption = Annotated[Path | None, _token_option(None)]
 SecondServerCaOption = Annotated[
     Path | None,
     typer.Option(

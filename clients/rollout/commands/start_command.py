@@ -171,13 +171,22 @@ def start(
     is_keeping_old: Annotated[
         bool, typer.Option("--keep-old", help="Leave the old release loaded after a promotion.")
     ] = False,
+    is_left: Annotated[
+        bool,
+        typer.Option(
+            "--leave",
+            envvar="TRIREME_ROLLOUT_LEAVE",
+            help="Only check the rollout and write it down: the process of `trireme rollout run --wait` drives it.",
+        ),
+    ] = False,
     prometheus: PrometheusOption = None,
     match: MatchOption = "",
     why: WhyOption = "",
 ) -> None:
     """Try a release out beside the one that is served, and promote it or roll it back by what its requests show.
 
-    It runs until the rollout is over; killed, `trireme rollout run` goes on where it was. Clients that ask
+    It runs until the rollout is over; killed, `trireme rollout run` goes on where it was. With --leave another process
+    drives the rollout, and `trireme rollout status` shows it. Clients that ask
     `http://HOST:PORT/split` (`clients.rollout.routing.routed_client`, `trireme generate --split-url`) are sent by it.
 
     \b
@@ -293,13 +302,27 @@ def start(
     check_plan(plan)  # what is wrong is told before anything is begun
     access = access_of(plan)
     check_access(access, host, plan)
-    listen(host, port).close()
+    if not is_left:
+        listen(host, port).close()
     if plan.weights:
         check_weights(plan)
     tell_estimate(plan, status, prometheus, match)
+    if is_left:
+        _leave(path, str(status["name"]), plan, why)
+        return
     with driven_store(place, path, tell=tell) as kept, steering_all(controls, plan, tell=tell):
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
         drive(kept, path, rollout, controls, host=host, port=port, access=access)
+
+
+def _leave(path: StorePlace, model: str, plan: Plan, why: str) -> None:
+    """Write a rollout down for another process, and tell whether one is there."""
+    with Store(path, tell=tell) as kept:
+        rollout = kept.begin(model, plan.text(), why=why)
+        is_driven = kept.is_driven()
+    tell(f"rollout {rollout.id} to release {plan.candidate} is written down; `trireme rollout status` shows it")
+    if not is_driven:
+        tell(f"nobody drives the rollouts of {path} now: start `trireme rollout run --wait` there")
 
 
 def _absolute(path: Path | None) -> str:

@@ -47,7 +47,7 @@ def driven_by_another(store: str, who: str) -> RequestError:
     """Return the error of a process that may not drive the rollouts of a store, since another does; "": unknown."""
     return RequestError(
         f"another process{f' ({who})' if who else ''} drives the rollouts of {store}; `trireme rollout status` shows "
-        "it",
+        "it, and one of `trireme rollout run --wait` takes what `trireme rollout start --leave` writes down",
         field="store",
     )
 

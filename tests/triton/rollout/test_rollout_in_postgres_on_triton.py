@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout that is kept in PostgreSQL goes on from any machine, and through the database's own death."""
+"""A rollout that is kept in PostgreSQL goes on from any machine, and through the death of the database."""
 
 import json
 import signal
@@ -68,16 +68,32 @@ def test_another_machine_goes_on_and_the_database_may_die(
     assert "rolled_back: it was only to count" in other.end_of(running, code=1)
     assert site.served()["canary"] is None
 
-    running = other.start("--steps", "20,50,100", "--step-requests", "200")
-    with Streams(site.server.url, by_release, num_streams=16) as load:
+
+def test_a_process_that_waits_drives_what_another_machine_writes_down(
+    machines: tuple[Site, Controller, Controller], postgres: "PostgresServer", texts: Texts
+) -> None:
+    site, operator, pod = machines
+    options = ("--steps", "20,50,100", "--step-requests", "200", "--leave")
+    said = operator.end_of(operator.start(*options), code=0)
+    assert "rollout 1 to release 2 is written down" in said
+    assert "nobody drives the rollouts of postgresql://" in said
+    waiting = pod.rollout("run", "--wait")
+    with Streams(site.server.url, {seed: texts[seed] for seed in (1, 2)}, num_streams=16) as load:
         load.wait_for(2, 50)
         lose(postgres)
-        said = other.end_of(running, code=0)
+        operator.wait_for("promoted", waiting)
         load.wait_for(2, 20)
-    assert "promoted: release 3 serves all" in said
     assert (load.wrong, load.refused) == ([], [])
-    assert [each["release"] for each in site.served()["releases"]] == [3]
-    assert json.loads(one.done("status", "--json"))["phase"] == "promoted"
+    assert json.loads(operator.done("status", "--json"))["phase"] == "promoted"
+    assert "nobody drives" not in operator.end_of(operator.start(*options), code=0)
+    operator.wait_for("running", waiting)
+    operator.done("abort", "--why", "one was enough")
+    operator.wait_for("rolled_back", waiting)
+    waiting.terminate()
+    said = pod.end_of(waiting, code=0)
+    assert "promoted: release 2 serves all" in said
+    assert "rolled_back: one was enough" in said
+    assert [each["release"] for each in site.served()["releases"]] == [2]
 
 
 def _run(machine: Controller) -> subprocess.Popen[str]:

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from chart_here import NOTES, ChartRefused, Documents, Values, merged, needs_chart, of_kind, render, render_texts
 from chart_matrix import CANARY, SITES, deployments, pods_of, selects
 from chart_values import server
 from test_chart_examples import scan
+from typer.core import TyperGroup
+
+from trireme.commands import command_app
 
 pytestmark = [pytest.mark.slow, needs_chart]
 ROLLOUTS = SITES["rollouts"]
@@ -60,6 +64,9 @@ def test_one_process_waits_for_rollouts_and_commands_beside_it_know_where(server
         "TRIREME_ROLLOUT_SERVER_TOKEN_FILE": "/etc/trireme/rollouts/key.txt",
         "TRIREME_ROLLOUT_LEAVE": "1",
     }
+    commands = typer.main.get_command(command_app("rollout"))
+    assert isinstance(commands, TyperGroup)
+    assert set(rollout_env) <= {str(parameter.envvar) for parameter in commands.commands["start"].params}
     [control] = [each for each in of_kind(documents, "Service") if each["metadata"]["name"] == "chat-one-chat-control"]
     assert 8004 in [port["port"] for port in control["spec"]["ports"]]
     mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
