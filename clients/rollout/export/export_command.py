@@ -10,7 +10,6 @@ import typer
 from clients.rollout.choice import StoreOption, any_rollout, existing_store
 from clients.rollout.export.analysis_template import LONGEST_INTERVAL_S
 from clients.rollout.export.definition import Definition, definition_of
-from clients.rollout.export.follow import Follower
 from clients.rollout.export.formats import Format, Options, check_options, check_yaml_name, text_of
 from clients.rollout.planning import read_gate
 from clients.rollout.records.rollout_plan import read_steps
@@ -44,9 +43,6 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="File to write, replaced in one step; none: standard output.")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Write --out again as the share changes, until the rollout is over.")
-    ] = False,
     name: Annotated[
         str | None, typer.Option(help="Name in Kubernetes.", show_default="the model's, or trireme")
     ] = None,
@@ -98,7 +94,7 @@ def export(
     ] = None,
     routes_file: Annotated[
         Path | None,
-        typer.Option(help="File that Envoy reads its routes from; --format envoy-routes --follow writes it."),
+        typer.Option(help="File that Envoy reads its routes from, as --format envoy-routes writes it."),
     ] = None,
     server: ServerOption = None,
     store: StoreOption = None,
@@ -112,15 +108,12 @@ def export(
       trireme rollout export --format gateway-api --gateway models | kubectl apply -f -
       trireme rollout export --format helm-values --out traffic.yaml
       trireme rollout export --format envoy --stable-url a:8001 --candidate-url b:8001 --routes-file routes.yaml
-      trireme rollout export --format envoy-routes --out routes.yaml --follow
+      trireme rollout export --format envoy-routes --share 0 --out routes.yaml
     """
     options: dict[str, Any] = dict(locals())
     check_options(format, options)
     if out is not None and format in (Format.ENVOY, Format.ENVOY_ROUTES):
         check_yaml_name(out, "out")
-    if follow:
-        _follow(options)
-        return
     text = text_of(format, _definition(options), options)
     if out is None:
         typer.echo(text, nl=False)
@@ -150,29 +143,6 @@ def _definition(options: Options) -> Definition:
         with Store(_store(options)) as kept:
             found = definition_of(any_rollout(kept, number), share=share)
     return found if salt is None else msgspec.structs.replace(found, salt=salt)
-
-
-def _follow(options: Options) -> None:
-    for name in ("share", "steps"):
-        if options[name] is not None:
-            raise RequestError(
-                f"--follow writes what the rollout's share is, and --{name} says another; leave one out", field=name
-            )
-    if options["out"] is None:
-        raise RequestError("--follow needs a file to write again; name it with --out", field="out")
-    path = _store(options)
-    with Store(path) as kept:
-        number = any_rollout(kept, options["number"]).id
-    definition = _definition({**options, "number": number})
-
-    def render(share: float) -> str:
-        return text_of(options["format"], msgspec.structs.replace(definition, share=share), options)
-
-    def write(share: float, why: str) -> None:
-        _write(options["out"], render(share))
-        typer.echo(f"{options['out']}: {100 * share:g} % to the candidate ({why})", err=True)
-
-    Follower(path, number, check=render, write=write).run()
 
 
 def _store(options: Options) -> StorePlace:

@@ -42,14 +42,12 @@ class Kind(NamedTuple):
         takes: options that are for some formats only.
         needs: options that must be given.
         has_share: the text says the share that holds now.
-        is_followed: the file can be written again as the share changes.
     """
 
     make: Callable[[Definition, Options], list[dict[str, object]]]
     takes: frozenset[str]
     needs: frozenset[str] = frozenset()
     has_share: bool = True
-    is_followed: bool = False
 
 
 def text_of(kind: Format, definition: Definition, options: Options) -> str:
@@ -252,11 +250,10 @@ KINDS: Mapping[Format, Kind] = {
     Format.ARGO_ROLLOUT: Kind(_argo_rollout, _KUBERNETES | _SERVICES | {"with_gateway_api"}, has_share=False),
     Format.GATEWAY_API: Kind(
         _gateway_api,
-        _KUBERNETES | _SERVICES | {"share", "follow", "gateway", "http_port", "grpc_port"},
+        _KUBERNETES | _SERVICES | {"share", "gateway", "http_port", "grpc_port"},
         frozenset({"gateway"}),
-        is_followed=True,
     ),
-    Format.HELM_VALUES: Kind(_helm_values, _SERVICES | {"share", "salt", "follow"}, is_followed=True),
+    Format.HELM_VALUES: Kind(_helm_values, _SERVICES | {"share", "salt"}),
     Format.ENVOY: Kind(_envoy, _ENDPOINTS | {"share", "salt", "listen", "admin", "routes_file"}, _ENDPOINTS),
-    Format.ENVOY_ROUTES: Kind(_envoy_routes, frozenset({"share", "salt", "follow"}), is_followed=True),
+    Format.ENVOY_ROUTES: Kind(_envoy_routes, frozenset({"share", "salt"})),
 }

@@ -2,12 +2,6 @@
 """The command `trireme rollout export --format envoy` on the real Envoy, between two small gRPC servers."""
 
 import asyncio
-import contextlib
-import logging
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc.aio
@@ -15,16 +9,9 @@ import pytest
 from envoy_between import Between, Client, validate
 from envoy_here import needs_envoy
 
-from clients.rollout.records.file_lock import alone
-from clients.rollout.records.rollout_plan import Plan
-from clients.rollout.records.state import Phase
-from clients.rollout.records.store import Store
 from trireme.commands import run_command
 
 pytestmark = [pytest.mark.slow, needs_envoy]
-RDS = "http.trireme.rds.trireme.update_success"
-LEASE_S = 2.0
-LOG = logging.getLogger(__name__)  # pytest -o log_cli=true --log-cli-level=info
 
 
 def export(*args: str) -> None:
@@ -108,145 +95,6 @@ def test_what_is_no_grpc_is_not_found(tmp_path: Path, between: Between) -> None:
             writer.close()
 
     asyncio.run(run())
-
-
-class Rollout:
-    """A rollout in a store, driven by this process as long as `driving` holds."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = folder / "rollouts.sqlite"
-        self.routes = folder / "routes.yaml"
-        plan = Plan(candidate=2, stable=1, release={}, salt="s", shares=(0.05, 0.25, 0.5, 1.0), lease_s=LEASE_S)
-        with Store(self.store) as store:
-            self.number = store.begin("chat", plan.text(), why="").id
-        self.driving = contextlib.ExitStack()
-        self.drive()
-
-    def drive(self) -> None:
-        self.driving.enter_context(alone(self.store))
-
-    def enter(self, phase: Phase, step: int = 0) -> None:
-        with Store(self.store) as store:
-            store.enter(self.number, phase, why="", step=step)
-
-    @contextlib.contextmanager
-    def followed(self) -> Iterator[subprocess.Popen[str]]:
-        """Run the export command with `--follow`, as a user starts it."""
-        arguments = ["--format", "envoy-routes", "--store", str(self.store), "--out", str(self.routes), "--follow"]
-        command = [sys.executable, "-m", "trireme", "rollout", "export", *arguments]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            until(lambda: self.routes.exists() or process.poll() is not None)
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            yield process
-        finally:
-            process.terminate()
-            process.wait(20)
-            assert process.stderr
-            process.stderr.close()
-
-    def says(self, share: str) -> bool:
-        return f"now {share} %" in self.routes.read_text()
-
-
-def until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < end_s, "it did not come"
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def rollout(tmp_path: Path) -> Iterator[Rollout]:
-    found = Rollout(tmp_path)
-    with found.driving:
-        yield found
-
-
-async def load(client: Client, stop: asyncio.Event) -> tuple[int, list[str]]:
-    """Send requests and streams until `stop`; return the number of requests, and the answering release of each stream.
-
-    None may fail.
-    """
-    streams: list[asyncio.Task[str]] = []
-    num_asked = 0
-    while not stop.is_set():
-        streams.append(asyncio.create_task(client.stream()))
-        num_asked += (await client.ask_often(40)).total()
-    return num_asked, await asyncio.gather(*streams)
-
-
-def test_the_share_changes_under_load_without_a_failed_request_or_a_broken_stream(
-    tmp_path: Path, between: Between, rollout: Rollout
-) -> None:
-    async def moved(change: Callable[[], None]) -> float:
-        """Return the seconds until Envoy has the rollout's share."""
-        before, since_s = await asyncio.to_thread(between.statistic, RDS), time.monotonic()
-        change()
-        while await asyncio.to_thread(between.statistic, RDS) == before:
-            assert time.monotonic() < since_s + 20
-            await asyncio.sleep(0.02)
-        return time.monotonic() - since_s
-
-    async def run() -> None:
-        config = config_at(tmp_path, between, "--routes-file", str(rollout.routes))
-        stop = asyncio.Event()
-        async with between.run(config) as client:
-            running = asyncio.create_task(load(client, stop))
-            five = await client.ask_often(3000)
-            took = [await moved(lambda: rollout.enter(Phase.RUNNING, step=1))]
-            twenty_five = await client.ask_often(3000)
-            took.append(await moved(lambda: rollout.enter(Phase.ROLLING_BACK, step=1)))
-            await asyncio.sleep(0.5)  # what was on its way has arrived
-            sent = between.candidate.num_requests
-            assert await client.ask_often(2000) == {"stable": 2000}
-            stop.set()
-            num_asked, streams = await running
-            assert between.candidate.num_requests == sent  # nothing more, and its streams ended there, whole
-            assert abs(five["candidate"] / 3000 - 0.05) < 0.02  # 5 standard deviations
-            assert abs(twenty_five["candidate"] / 3000 - 0.25) < 0.04
-            assert {"stable", "candidate"} == set(streams)
-            LOG.info("%d requests, %d streams, seconds until a change holds: %s", num_asked + 8000, len(streams), took)
-            assert max(took) < LEASE_S
-
-    rollout.enter(Phase.RUNNING, step=0)
-    with rollout.followed():
-        validated = tmp_path / "inline.yaml"
-        export("--format", "envoy", *between.options, "--out", str(validated), "--store", str(rollout.store))
-        validate(validated)
-        asyncio.run(run())
-
-
-def test_a_promoted_candidate_keeps_all_requests_and_the_follower_ends(rollout: Rollout) -> None:
-    rollout.enter(Phase.RUNNING, step=2)
-    with rollout.followed() as follower:
-        assert rollout.says("50")
-        rollout.enter(Phase.PROMOTING, step=2)
-        until(lambda: rollout.says("100"))
-        rollout.enter(Phase.SETTLING, step=2)
-        rollout.enter(Phase.PROMOTED, step=2)
-        assert follower.wait(20) == 0
-        assert rollout.says("100")
-        assert follower.stderr
-        assert [line.split(": ")[1] for line in follower.stderr.read().splitlines()] == [
-            "50 % to the candidate (running)",
-            "100 % to the candidate (promoting)",
-        ]
-
-
-def test_a_rollout_that_nobody_drives_takes_no_new_requests(rollout: Rollout) -> None:
-    rollout.enter(Phase.RUNNING, step=1)
-    with rollout.followed() as follower:
-        assert rollout.says("25")
-        since_s = time.monotonic()
-        rollout.driving.close()  # as if its process were killed
-        until(lambda: rollout.says("0"))
-        assert time.monotonic() - since_s < 2 * LEASE_S
-        rollout.drive()
-        until(lambda: rollout.says("25"))
-        rollout.enter(Phase.ROLLED_BACK)
-        assert follower.wait(20) == 0
-        assert rollout.says("0")
 
 
 def test_a_broken_routes_file_is_what_the_test_would_see(tmp_path: Path, between: Between) -> None:

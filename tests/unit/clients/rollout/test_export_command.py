@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from clients.rollout.export.definition import share_outside
-from clients.rollout.records.file_lock import alone
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
@@ -104,16 +103,10 @@ def export(*args: str) -> int:
             "salt must be at most 64 letters.*got 'a b'",
             id="a salt that the chart refuses",
         ),
-        pytest.param(("--format", "envoy-routes", "--follow"), "--follow needs a file", id="nothing to write again"),
         pytest.param(
-            ("--format", "envoy-routes", "--follow", "--share", "5", "--out", "r.yaml"),
-            "--follow writes what the rollout's share is, and --share says another",
-            id="follow what does not move",
-        ),
-        pytest.param(
-            ("--format", "envoy", *ENDPOINTS, "--follow", "--out", "e.yaml"),
-            "--follow says nothing to envoy, but to gateway-api, helm-values, envoy-routes",
-            id="a bootstrap does not change",
+            ("--format", "envoy-routes", "--share", "5", "--gateway", "g"),
+            "--gateway says nothing to envoy-routes, but to gateway-api",
+            id="an option of another format",
         ),
     ],
 )
@@ -136,7 +129,7 @@ def test_what_is_wrong_is_one_line(
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert export("--help") == 0
-    assert "trireme rollout export --format envoy-routes --out routes.yaml --follow" in capsys.readouterr().out
+    assert "trireme rollout export --format envoy-routes --share 0 --out routes.yaml" in capsys.readouterr().out
 
 
 def test_the_gate_is_read_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,39 +185,9 @@ def test_a_share_that_cannot_be_written_is_refused_before_anything_is(
 ) -> None:
     a_rollout(store, 0.25, 0.33333, 1.0)
     out = tmp_path / "routes.yaml"
-    assert export("--format", "envoy-routes", "--store", str(store), "--out", str(out), "--follow") == 2
+    assert export("--format", "envoy-routes", "--store", str(store), "--out", str(out), "--share", "33.333") == 2
     assert "share 33.333 % cannot be written as a weight" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_lease_that_a_follower_cannot_keep_is_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a_rollout(store, 0.25, 1.0, lease_s=0.5)
-    assert export("--format", "envoy-routes", "--store", str(store), "--out", f"{tmp_path}/r.yaml", "--follow") == 2
-    assert "lease_s of rollout 1 is 0.5, and a follower needs 2 at least" in capsys.readouterr().err
-
-
-def test_a_rollout_that_is_over_is_written_once(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a_rollout(store, 0.25, 1.0)
-    with Store(store) as kept:
-        kept.enter(1, Phase.ROLLED_BACK, why="")
-    out = tmp_path / "routes.yaml"
-    with alone(store):
-        assert export("--format", "envoy-routes", "--store", str(store), "--out", str(out), "--follow") == 0
-    assert capsys.readouterr().err == f"{out}: 0 % to the candidate (rolled_back)\n"
-
-
-def test_kubernetes_manifests_can_be_followed_too(store: Path, tmp_path: Path) -> None:
-    a_rollout(store, 0.25, 1.0)
-    with Store(store) as kept:
-        kept.enter(1, Phase.PROMOTED, why="")
-    out = tmp_path / "routes.yaml"
-    assert export(*ROUTES, "--store", str(store), "--out", str(out), "--follow") == 0
-    http, _ = yaml.safe_load_all(out.read_text())
-    assert [each["weight"] for each in http["spec"]["rules"][0]["backendRefs"]] == [0, 10_000]
 
 
 def test_only_a_canary_has_a_share_for_a_router(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from cutting_proxy import Cut, CuttingProxy
 from rollout_world import World
 from text_bench import wait_until
 
 from clients.rollout.choice import driven_store
-from clients.rollout.export.follow import Follower
 from clients.rollout.records.file_lock import is_free
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import OperatorCommand, Phase
@@ -470,30 +468,6 @@ def rollout(*arguments: str) -> int:
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     said = capsys.readouterr()
     return " ".join((said.out + said.err).split())
-
-
-def test_a_follower_gives_the_candidate_nothing_while_the_store_is_away(
-    postgres: "PostgresServer", place: PostgresPlace
-) -> None:
-    with Store(place) as store:
-        number = store.begin("chat", msgspec.structs.replace(PLAN, lease_s=2.0).text(), why="").id
-        store.enter(number, Phase.RUNNING, why="", step=0)
-    written: list[float] = []
-    follower = Follower(place, number, check=lambda _: None, write=lambda share, _: written.append(share))
-    thread = threading.Thread(target=follower.run)
-    with Store(place, patience_s=LONG_S) as store, store.driving():
-        thread.start()
-        wait_until(lambda: written == [0.05])
-        postgres.stop()
-        try:
-            wait_until(lambda: written == [0.05, 0.0])
-        finally:
-            postgres.start()
-        store.get(number)
-        wait_until(lambda: written == [0.05, 0.0, 0.05])
-        store.enter(number, Phase.ROLLED_BACK, why="")
-        thread.join(LONG_S)
-    assert written == [0.05, 0.0, 0.05, 0.0]
 
 
 def test_clients_are_not_told_where_the_store_is(postgres: "PostgresServer", place: PostgresPlace) -> None:
