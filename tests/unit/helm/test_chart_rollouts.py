@@ -127,7 +127,7 @@ def test_a_database_takes_the_place_of_the_volume(servers: Mapping[str, Values])
 
 
 def test_releases_are_where_the_servers_have_them(servers: Mapping[str, Values]) -> None:
-    """Of a pull a server keeps its own release alone, and a candidate is another."""
+    """A pull brings a server its own release alone, and a candidate is another one."""
     more = merged(SITES["pulled to a claim"], {"releases": {"pull": {"mountPath": "/built"}}})
     pods = list(pods_of(render(merged(servers["nodes"], ROLLOUTS, more))))
     assert len(pods) == 3  # a leader, a worker, the controller
