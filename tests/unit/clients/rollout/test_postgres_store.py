@@ -176,7 +176,7 @@ def test_who_drives_waits_as_long_as_it_takes_and_says_so(postgres: "PostgresSer
         store.enter(number, Phase.RUNNING, why="")
         assert store.get(number).phase is Phase.RUNNING
         assert [line for line in told if not line.startswith("waiting for the store: the store postgresql://")] == []
-        assert len(told) == 1
+        assert len(told) == len(set(told)) >= 1  # once for each reason: it dies beneath a connection, and is away
         with Store(place) as other:
             assert other.is_driven(), "the lock was taken again"
 
