@@ -25,7 +25,7 @@ Truths = NDArray[np.bool_]
 LENGTHS = (0.125, 0.75, 3.75)
 LONGEST = (1.5, 2.25, 3.75)
 LASTING = 1  # the length by which an incident goes on or is over
-PRIORS: Floats = np.array([0.9949, 0.004, 0.001, 0.0001])  # of independent events, then of each length
+PRIORS: Floats = np.array([0.999745, 2e-4, 5e-5, 5e-6])  # of independent events, then of each length
 
 
 @dataclass

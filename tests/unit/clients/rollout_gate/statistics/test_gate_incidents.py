@@ -105,3 +105,13 @@ def test_what_nobody_could_see_before_is_not_taken_for_an_outage_that_began_late
     for each in at_s:
         found.add(np.array([[True], [False]]), np.array([each]))
     assert float(found.weights()[0]) > 0.9
+
+
+def test_errors_of_one_arm_all_the_time_need_no_ten_minutes() -> None:
+    # A hundred and thirty in five minutes, and none of the other arm: an outage would have to last as long as was seen.
+    found = Incidents.none((), FADE_S)
+    at_s = np.sort(np.random.default_rng(9).random(130) * 290)
+    found.tell(np.ones(130, bool), at_s)
+    for each in at_s:
+        found.add(np.array([[True], [False]]), np.array([each]))
+    assert float(found.chance(np.array(0.5))) < 1e-4
