@@ -14,7 +14,7 @@ from typing import Protocol
 
 from clients.rollout.judging.judges import Judge
 from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
-from clients.rollout.records.state import Rollout
+from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Merge, Store
 from clients.rollout.records.store_place import StorePlace
 from clients.rollout.traffic import release_shares_now
@@ -112,7 +112,9 @@ class ServerSplit:
         """Tell a server a split that has changed at once, and any split once a second."""
         rollout = store.get(self._number)
         now_s, state, told = time.monotonic(), (rollout.phase, rollout.step), self._told.get(server)
-        if rollout.phase.is_over or (told and told[0] == state and now_s < told[1] + _REFRESH_S):
+        if rollout.phase.is_over or rollout.phase is Phase.SETTLING:
+            return  # the models serve the release that is the stable one by now: the split's lease ends
+        if told and told[0] == state and now_s < told[1] + _REFRESH_S:
             return
         plan = read_plan(rollout.plan)
         name = server.split(rollout, plan, release_shares_now(rollout, plan))

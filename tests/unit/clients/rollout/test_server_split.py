@@ -85,6 +85,19 @@ def test_a_server_is_told_each_phase_as_it_begins(tmp_path: Path) -> None:
         split.close()
 
 
+def test_nobody_is_sent_back_while_the_old_release_goes(tmp_path: Path) -> None:
+    world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
+    enter(world, Phase.PROMOTING)
+    split = keeper(world, server)
+    try:
+        wait_until(lambda: bool(server.told))
+        enter(world, Phase.SETTLING)
+        time.sleep(1.5)  # longer than a split is told again
+        assert {shares for _, shares in server.told} == {((1.0, 2, ""),)}
+    finally:
+        split.close()
+
+
 def test_a_server_that_comes_back_is_told_again(tmp_path: Path) -> None:
     world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
     server.is_away = True
