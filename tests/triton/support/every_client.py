@@ -29,11 +29,11 @@ STREAMS = {"tritonclient": 12, "end-to-end": 4, "curl generate": 2, "curl genera
 PROGRAMS = {"perf_analyzer": 6, "Locust": 6}
 _PERF_REQUESTS = 60  # of one run of perf_analyzer, which tells of them at its end
 
-LOCUSTFILE = f"""
+LOCUSTFILE = """
 import json, random, time
 from locust import HttpUser, constant, task
 
-PROMPTS = {PROMPTS!r}
+PROMPTS = json.load(open("prompts.json"))
 
 
 class Asker(HttpUser):
@@ -42,9 +42,9 @@ class Asker(HttpUser):
     @task
     def ask(self):
         prompt = random.choice(PROMPTS)
-        body = {{"text_input": prompt, "max_tokens": {MAX_TOKENS}, "exclude_input_in_output": True}}
+        body = {"text_input": prompt, "max_tokens": MAX_TOKENS, "exclude_input_in_output": True}
         with self.client.post("/v2/models/ensemble/generate", json=body, catch_response=True) as answer:
-            found = {{"at_s": time.time(), "prompt": prompt}}
+            found = {"at_s": time.time(), "prompt": prompt}
             if answer.ok:
                 found["text"] = answer.json()["text_output"]
             else:
@@ -67,14 +67,20 @@ class Answer(NamedTuple):
 class EveryClient:
     """The load, from entering to leaving.
 
+    Args:
+        max_tokens: of each answer.
+
     Attributes:
         answers: all answers so far; those of perf_analyzer come in portions.
     """
 
-    def __init__(self, server: RunningServer, folder: Path, *, pause_s: float = 0.5) -> None:
+    def __init__(
+        self, server: RunningServer, folder: Path, *, pause_s: float = 0.5, max_tokens: int = MAX_TOKENS
+    ) -> None:
         self._server = server
         self._folder = folder
         self._pause_s = pause_s
+        self._max_tokens = max_tokens
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self.answers: list[Answer] = []
@@ -93,7 +99,8 @@ class EveryClient:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True)
-        (self._folder / "locustfile.py").write_text(LOCUSTFILE)
+        (self._folder / "prompts.json").write_text(json.dumps(PROMPTS))
+        (self._folder / "locustfile.py").write_text(f"MAX_TOKENS = {self._max_tokens}\n{LOCUSTFILE}")
         (self._folder / "answers.jsonl").touch()
         users = str(PROGRAMS["Locust"])
         with (self._folder / "locust.log").open("wb") as log:
@@ -133,12 +140,21 @@ class EveryClient:
             self._note(Answer(client, time.time(), prompt, text, error))
 
     def _tritonclient(self, prompt: str) -> str:
-        tensors = {"text_input": prompt, "max_tokens": MAX_TOKENS, "exclude_input_in_output": True, "stream": True}
+        tensors = {
+            "text_input": prompt,
+            "max_tokens": self._max_tokens,
+            "exclude_input_in_output": True,
+            "stream": True,
+        }
         responses = stream(self._server.url, "ensemble", tensors)
         return "".join(response["text_output"].item().decode() for response in responses)
 
     def _end_to_end(self, prompt: str) -> str:
-        sends = {"text_input": listed(prompt), "max_tokens": one(MAX_TOKENS, "int32"), "exclude_input_in_output": TRUE}
+        sends = {
+            "text_input": listed(prompt),
+            "max_tokens": one(self._max_tokens, "int32"),
+            "exclude_input_in_output": TRUE,
+        }
         found = end_to_end(self._server, "ensemble", Flag(sends), streaming=True)
         if isinstance(found, str):
             raise StreamFailed(found)
@@ -146,7 +162,7 @@ class EveryClient:
         return text
 
     def _curl(self, prompt: str, method: str) -> str:
-        body = {"text_input": prompt, "max_tokens": MAX_TOKENS, "exclude_input_in_output": True}
+        body = {"text_input": prompt, "max_tokens": self._max_tokens, "exclude_input_in_output": True}
         body |= {"stream": method == "generate_stream"}
         url = f"{self._http()}/v2/models/ensemble/{method}"
         command = ["curl", "--silent", "--show-error", "--no-buffer", url, "--data", json.dumps(body)]
@@ -161,7 +177,12 @@ class EveryClient:
 
     def _perf_analyzer(self) -> None:
         rows = [
-            {"text_input": [prompt], "max_tokens": [MAX_TOKENS], "stream": [True], "exclude_input_in_output": [True]}
+            {
+                "text_input": [prompt],
+                "max_tokens": [self._max_tokens],
+                "stream": [True],
+                "exclude_input_in_output": [True],
+            }
             for prompt in PROMPTS
         ]
         (self._folder / "input.json").write_text(json.dumps({"data": rows}))
