@@ -63,7 +63,8 @@ class Alike(NamedTuple):
 
 def alike_of(name: str, sample: Sample, spec: GateSpec) -> Alike:
     """Return how alike requests near in time are in a metric, by the blocks so far."""
-    prior = PRIOR_OF_MEANS if METRICS[name].kind == "log_mean" else PRIOR_OF_SHARES
+    is_of_queue = METRICS[name].kind == "log_mean" and METRICS[name].is_of_queue
+    prior = PRIOR_OF_MEANS if is_of_queue else PRIOR_OF_SHARES
     weights = sizes(sample.differences[name], sample.times, spec.fade_s, prior)
     return Alike(weights, inflations(sample.times, spec.fade_s))
 
@@ -211,7 +212,7 @@ def is_proof(name: str, share: Floats, sample: Sample, spec: GateSpec, *, of_can
     evidence = log_evidence_over(events[..., arm], events[..., other], part)
     found = np.exp(-over_keys(evidence, sample.spread(name)))
     if METRICS[name].is_of_outages and name in sample.incidents:
-        incidents = sample.incidents[name].chance(share, sample.times.elapsed_s, of_candidate=of_candidate)
+        incidents = sample.incidents[name].chance(share, of_candidate=of_candidate)
         found = np.maximum(found, incidents)
     if name in sample.differences:
         alike = alike_of(name, sample, spec)
@@ -240,7 +241,7 @@ def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
     # Few keys: as much as a normal quantile is less than that of Student's t.
     inflation = spread.inflation * (student_quantile(tail, spread.freedom) / ndtri(tail)) ** 2
     if METRICS[name].is_of_outages and name in sample.incidents:
-        inflation = np.maximum(inflation, sample.incidents[name].clumping(sample.times.elapsed_s))
+        inflation = np.maximum(inflation, sample.incidents[name].clumping())
     if name in sample.differences:
         alike = alike_of(name, sample, spec)
         inflation = np.maximum(inflation, (alike.weights * alike.inflations).sum(axis=-1))
