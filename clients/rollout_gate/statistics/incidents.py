@@ -25,7 +25,10 @@ Truths = NDArray[np.bool_]
 LENGTHS = (0.125, 0.75, 3.75)
 LONGEST = (1.5, 2.25, 3.75)
 LASTING = 1  # the length by which an incident goes on or is over
-PRIORS: Floats = np.array([0.999745, 2e-4, 5e-5, 5e-6])  # of independent events, then of each length
+# Of independent events, then of each length. What an arm's own queue makes likelier comes together more often than
+# errors do; and errors that come together tell so by themselves, where one outage is not all that was seen.
+PRIORS_OF_QUEUES: Floats = np.array([0.9949, 0.004, 0.001, 0.0001])
+PRIORS_OF_OUTAGES: Floats = np.array([0.999745, 2e-4, 5e-5, 5e-6])
 
 
 @dataclass
@@ -146,11 +149,12 @@ class Incidents:
     def _lengths_s(self) -> Floats:
         return np.array(LENGTHS) * self.fade_s
 
-    def chance(self, share: Floats, *, of_candidate: bool = True) -> Floats:
+    def chance(self, share: Floats, priors: Floats, *, of_candidate: bool = True) -> Floats:
         """Return the [...] chance that explains how many more incidents one arm has.
 
         Args:
             share: [...] the candidate's share of requests.
+            priors: weights before any event.
             of_candidate: False: the chance that explains how many more the baseline has.
         """
         arm, other = (0, 1) if of_candidate else (1, 0)
@@ -159,19 +163,24 @@ class Incidents:
         incidents, even = np.moveaxis(self.incidents, -1, 0), np.maximum(part, 0.5)
         counts = [(self.num, part), *((each, even) for each in incidents)]
         evidence = np.stack([log_evidence_over(each[..., arm], each[..., other], of) for each, of in counts], axis=-1)
-        return np.asarray((self.weights() * np.exp(-np.maximum(evidence, 0.0))).sum(axis=-1))
+        return np.asarray((self.weights(priors) * np.exp(-np.maximum(evidence, 0.0))).sum(axis=-1))
 
-    def clumping(self) -> Floats:
-        """Return the mean number of events of an incident: [...]."""
+    def clumping(self, priors: Floats) -> Floats:
+        """Return the mean number of events of an incident: [...]. Args: `priors`: weights before any event."""
+        weights = self.weights(priors)
         events = self.num.sum(axis=-1)[..., np.newaxis]
         sizes = events / np.maximum(self.incidents.sum(axis=-2), 1.0)
-        found = (self.weights()[..., 1:] * sizes).sum(axis=-1) + self.weights()[..., 0]
+        found = (weights[..., 1:] * sizes).sum(axis=-1) + weights[..., 0]
         return np.asarray(np.maximum(found, 1.0))
 
-    def weights(self) -> Floats:
-        """Return the posterior weight of independent events, then of each length: [..., 1 + lengths]."""
+    def weights(self, priors: Floats) -> Floats:
+        """Return the posterior weight of independent events, then of each length: [..., 1 + lengths].
+
+        Args:
+            priors: the same before any event.
+        """
         together = [self._togetherness(length, length_s) for length, length_s in enumerate(self._lengths_s)]
-        found = np.log(PRIORS) + np.stack([np.zeros(self.num.shape[:-1]), *together], axis=-1)
+        found = np.log(priors) + np.stack([np.zeros(self.num.shape[:-1]), *together], axis=-1)
         found = np.exp(found - found.max(axis=-1, keepdims=True))
         return np.asarray(found / found.sum(axis=-1, keepdims=True))
 

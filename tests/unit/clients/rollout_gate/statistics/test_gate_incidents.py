@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from clients.rollout_gate.statistics.incidents import LENGTHS, Incidents
+from clients.rollout_gate.statistics.incidents import LENGTHS, PRIORS_OF_OUTAGES, Incidents
 
 FADE_S = 80.0  # so that the lengths are 10, 60 and 300 s
 CANDIDATE, BASELINE = 0, 1
@@ -56,24 +56,24 @@ def told(events: list[tuple[float, int]]) -> Incidents:
 
 
 def test_events_by_chance_are_taken_for_such() -> None:
-    weights = [told(at_random(20, CANDIDATE, seed)).weights()[0] for seed in range(20)]
+    weights = [told(at_random(20, CANDIDATE, seed)).weights(PRIORS_OF_OUTAGES)[0] for seed in range(20)]
     assert np.median(weights) > 0.95
 
 
 def test_events_in_bursts_are_seen_to_be() -> None:
     found = told(in_bursts(4, CANDIDATE, 1) + in_bursts(4, BASELINE, 2))
-    assert float(found.weights()[0]) < 1e-6
-    assert float(found.clumping()) == pytest.approx(10, rel=0.2)
+    assert float(found.weights(PRIORS_OF_OUTAGES)[0]) < 1e-6
+    assert float(found.clumping(PRIORS_OF_OUTAGES)) == pytest.approx(10, rel=0.2)
 
 
 def test_what_strikes_both_arms_is_no_incident_of_one() -> None:
     rng = np.random.default_rng(3)
     shared = [(begin_s + rng.random() * 4, int(rng.integers(2))) for begin_s in rng.random(6) * 2000 for _ in range(20)]
-    assert float(told(shared).clumping()) < 3
+    assert float(told(shared).clumping(PRIORS_OF_OUTAGES)) < 3
 
 
 def chance(events: list[tuple[float, int]]) -> float:
-    return float(told(events).chance(np.array(0.5)))
+    return float(told(events).chance(np.array(0.5), PRIORS_OF_OUTAGES))
 
 
 def test_one_burst_is_chance_and_twenty_errors_by_themselves_are_not() -> None:
@@ -104,7 +104,7 @@ def test_what_nobody_could_see_before_is_not_taken_for_an_outage_that_began_late
     found.tell(np.ones(150, bool), at_s)
     for each in at_s:
         found.add(np.array([[True], [False]]), np.array([each]))
-    assert float(found.weights()[0]) > 0.9
+    assert float(found.weights(PRIORS_OF_OUTAGES)[0]) > 0.9
 
 
 def test_errors_of_one_arm_all_the_time_need_no_ten_minutes() -> None:
@@ -114,4 +114,4 @@ def test_errors_of_one_arm_all_the_time_need_no_ten_minutes() -> None:
     found.tell(np.ones(130, bool), at_s)
     for each in at_s:
         found.add(np.array([[True], [False]]), np.array([each]))
-    assert float(found.chance(np.array(0.5))) < 1e-4
+    assert float(found.chance(np.array(0.5), PRIORS_OF_OUTAGES)) < 1e-4
