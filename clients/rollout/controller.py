@@ -248,7 +248,7 @@ class Controller:
         if self._now() < self._next_count_s:
             return ""
         self._next_count_s = self._now() + _COUNT_PERIOD_S
-        return mismatch(self._store.units_by_arm(self._number), self.plan.arms)
+        return mismatch(self._store.assigned.units_by_arm(self._number), self.plan.arms)
 
     def _with_its_cause(self, reason: str) -> str:
         """Return a verdict's reason, behind the end of the candidate's engine where that is the cause."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait for rollouts that others write down, and the driving of each: what a pod of its own does."""
+"""Rollouts that one process writes down and another one waits for and drives, such as a pod of its own."""
 
 import math
 import time
@@ -8,12 +8,27 @@ from typing import NoReturn
 
 import typer
 
+from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.records.store_place import StorePlace
 from trireme.base.errors import ServingError
 
 _LOOK_S = 1.0
+
+
+def leave(place: StorePlace, model: str, plan: Plan, why: str, *, tell: Callable[[str], None]) -> None:
+    """Write a rollout down for another process, and tell whether one is there.
+
+    Raises:
+        RequestError: a rollout of the model goes on.
+    """
+    with Store(place, tell=tell) as kept:
+        rollout = kept.begin(model, plan.text(), why=why)
+        is_driven = kept.is_driven()
+    tell(f"rollout {rollout.id} to release {plan.candidate} is written down; `trireme rollout status` shows it")
+    if not is_driven:
+        tell(f"nobody drives the rollouts of {place} now: start `trireme rollout run --wait` there")
 
 
 def wait_for_rollouts(
@@ -26,38 +41,37 @@ def wait_for_rollouts(
     Args:
         go_on: drives a rollout until it is over.
     """
-    last = ""
+    told = ""
 
     def tell_once(text: str) -> None:
-        nonlocal last
-        if text != last:
+        nonlocal told
+        if text and text != told:
             tell(text)
-        last = text
+        told = text
 
     while True:
         try:
             with Store(place, patience_s=math.inf, tell=tell) as kept, kept.driving():
                 while True:
-                    _drive_oldest(kept, go_on, place, tell_once)
+                    tell_once(_drive_oldest(kept, go_on, place))
                     time.sleep(_LOOK_S)
         except (ServingError, OSError) as exc:
             tell_once(f"standing by: {_text(exc)}")
         time.sleep(_LOOK_S)
 
 
-def _drive_oldest(
-    kept: Store, go_on: Callable[[Store, Rollout], None], place: StorePlace, tell_once: Callable[[str], None]
-) -> None:
+def _drive_oldest(kept: Store, go_on: Callable[[Store, Rollout], None], place: StorePlace) -> str:
+    """Return what to tell people; "": a rollout was driven, which has told of itself."""
     found = kept.open_rollouts()
     if not found:
-        tell_once(f"waiting for a rollout in {place}")
-        return
+        return f"waiting for a rollout in {place}"
     try:
         go_on(kept, found[0])
-    except typer.Exit:  # it was rolled back, and has told so
-        pass
+    except typer.Exit:  # it was rolled back
+        return ""
     except (ServingError, OSError) as exc:
-        tell_once(f"rollout {found[0].id} waits: {_text(exc)}")
+        return f"rollout {found[0].id} waits: {_text(exc)}"
+    return ""
 
 
 def _text(exc: ServingError | OSError) -> str:

@@ -61,12 +61,12 @@ def report(
         )
         found["rollout"] = msgspec.to_builtins(rollout)
         if plan.mode is Mode.AB:
-            found["units"] = kept.units_by_arm(rollout.id)
+            found["units"] = kept.assigned.units_by_arm(rollout.id)
             found["mismatch"] = mismatch(found["units"], plan.arms)
-            found["on_several_arms"] = kept.num_units_on_several_arms(rollout.id)
+            found["on_several_arms"] = kept.assigned.num_units_on_several_arms(rollout.id)
             _add_cost(found, price_per_gpu_hour)
         if assignments is not None:
-            _write(kept.assignments(rollout.id), assignments)
+            _write(kept.assigned.rows(rollout.id), assignments)
     typer.echo(msgspec.json.encode(found).decode() if is_json else page(found, plan))
 
 

@@ -2,14 +2,34 @@
 """The command `trireme rollout start`, which begins a rollout and drives it to its end."""
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from clients.rollout.api_access import access_of, check_access
 from clients.rollout.choice import StoreOption, WhyOption, driven_store, store_of
 from clients.rollout.commands.api_options import CertOption, HostOption, KeyOption, PortOption, TokenOption
 from clients.rollout.commands.estimate_command import MatchOption, PrometheusOption, tell_estimate
+from clients.rollout.commands.start_options import (
+    ApartOption,
+    DrainTimeoutOption,
+    GateOption,
+    KeepOldOption,
+    KeysOption,
+    LeaseOption,
+    LeaveOption,
+    MaxCopiesOption,
+    MaxRequestsOption,
+    ModelOption,
+    ModeOption,
+    PromptsAtATimeOption,
+    PromptsOption,
+    ReleasesArgument,
+    SecondServerOption,
+    SecondUrlOption,
+    SharesOption,
+    SplitOption,
+    StepRequestsOption,
+    StepsOption,
+)
 from clients.rollout.commands.start_refusals import (
     refuse_other_modes,
     refuse_other_splits,
@@ -24,7 +44,6 @@ from clients.rollout.records.open_database import is_there
 from clients.rollout.records.rollout_plan import (
     Mode,
     Plan,
-    SplitBy,
     check_plan,
     read_plan,
     read_shares,
@@ -44,6 +63,7 @@ from clients.rollout.server_place import (
     server_place,
 )
 from clients.rollout.steering_lease import steering_all
+from clients.rollout.waiting import leave
 from clients.rollout.weights.named_weights import check_weights
 from clients.rollout.weights.weight_options import (
     AdminOption,
@@ -54,104 +74,30 @@ from clients.rollout.weights.weight_options import (
 )
 from trireme.base.http_thread import listen
 
-ModelOption = Annotated[str | None, typer.Option(help="The model, where the server has several.")]
-
 
 def start(
-    releases: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RELEASE...",
-            help="Folder of a built release, a YAML file of what differs, or a number; several for --mode ab.",
-        ),
-    ],
+    releases: ReleasesArgument,
     *,
-    mode: Annotated[
-        Mode,
-        typer.Option(
-            help="canary: the release answers a growing share, and is promoted or rolled back. shadow: the release "
-            "gets copies of requests, and nobody sees its answers. ab: each release answers a share until a person "
-            "decides."
-        ),
-    ] = Mode.CANARY,
-    steps: Annotated[
-        str,
-        typer.Option(
-            help="Percentages of the requests that the release gets, one after the other.", show_default="1,5,25,50,100"
-        ),
-    ] = "",
-    shares: Annotated[
-        str,
-        typer.Option(
-            help="With --mode ab: percentage of each arm, the stable release's first.", show_default="equal ones"
-        ),
-    ] = "",
-    step_requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Requests that each arm answers at a share before the next share.", show_default="100"
-        ),
-    ] = None,
-    max_requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Requests of each arm after which a rollout without a verdict is held.", show_default="4000"
-        ),
-    ] = None,
-    gate: Annotated[
-        Path | None, typer.Option(help="YAML file with settings of the gate, such as 'effects: {ttft: 0.2}'.")
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSONL file of held-out prompts; both releases answer them before any user asks."),
-    ] = None,
-    prompts_at_a_time: Annotated[
-        int | None, typer.Option(min=1, max=32, help="Requests of held-out prompts in flight.", show_default="2")
-    ] = None,
-    max_copies: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=4096,
-            help="With --mode shadow: copies that run at a time, of all clients together.",
-            show_default="4",
-        ),
-    ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="File of known keys, one a line; the split is chosen that meets the shares best for them."),
-    ] = None,
-    second_server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER|URL",
-            help="Another server, which serves the candidate where the first has no memory for both: its folder, or "
-            "https://HOST:PORT of its control on another machine.",
-        ),
-    ] = None,
+    mode: ModeOption = Mode.CANARY,
+    steps: StepsOption = "",
+    shares: SharesOption = "",
+    step_requests: StepRequestsOption = None,
+    max_requests: MaxRequestsOption = None,
+    gate: GateOption = None,
+    prompts: PromptsOption = None,
+    prompts_at_a_time: PromptsAtATimeOption = None,
+    max_copies: MaxCopiesOption = None,
+    keys: KeysOption = None,
+    second_server: SecondServerOption = None,
     second_server_ca_file: SecondServerCaOption = None,
     second_server_token_file: SecondServerTokenOption = None,
-    is_second_server_forced: Annotated[
-        bool, typer.Option("--apart", help="Use the second server also where the first has memory for both.")
-    ] = False,
-    second_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="The second server's gRPC endpoint for clients.", show_default="as it listens"
-        ),
-    ] = None,
+    is_second_server_forced: ApartOption = False,
+    second_url: SecondUrlOption = None,
     weights: WeightsOption = None,
     envoy_admins: AdminOption = None,
     stable_service: StableServiceOption = None,
     candidate_service: CandidateServiceOption = None,
-    split: Annotated[
-        SplitBy | None,
-        typer.Option(
-            help="server: it splits the requests of every client, and tells how they end. clients: those that ask "
-            "for the split do, and all others get the stable release. router: what --weights names does.",
-            show_default="server; clients with a second server, and for shadow; router with --weights",
-        ),
-    ] = None,
+    split: SplitOption = None,
     model: ModelOption = None,
     server: ServerOrAddressOption = None,
     server_ca_file: ServerCaOption = None,
@@ -162,23 +108,10 @@ def start(
     cert_file: CertOption = None,
     key_file: KeyOption = None,
     token_file: TokenOption = None,
-    lease_s: Annotated[
-        float, typer.Option(min=0.5, max=300, help="How long clients go by an answer about the split.")
-    ] = 5.0,
-    drain_timeout_s: Annotated[
-        float, typer.Option(min=0, max=86_400, help="How long streams of a release that goes may take.")
-    ] = 600.0,
-    is_keeping_old: Annotated[
-        bool, typer.Option("--keep-old", help="Leave the old release loaded after a promotion.")
-    ] = False,
-    is_left: Annotated[
-        bool,
-        typer.Option(
-            "--leave",
-            envvar="TRIREME_ROLLOUT_LEAVE",
-            help="Only check the rollout and write it down: the process of `trireme rollout run --wait` drives it.",
-        ),
-    ] = False,
+    lease_s: LeaseOption = 5.0,
+    drain_timeout_s: DrainTimeoutOption = 600.0,
+    is_keeping_old: KeepOldOption = False,
+    is_left: LeaveOption = False,
     prometheus: PrometheusOption = None,
     match: MatchOption = "",
     why: WhyOption = "",
@@ -308,21 +241,11 @@ def start(
         check_weights(plan)
     tell_estimate(plan, status, prometheus, match)
     if is_left:
-        _leave(path, str(status["name"]), plan, why)
+        leave(path, str(status["name"]), plan, why, tell=tell)
         return
     with driven_store(place, path, tell=tell) as kept, steering_all(controls, plan, tell=tell):
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
         drive(kept, path, rollout, controls, host=host, port=port, access=access)
-
-
-def _leave(path: StorePlace, model: str, plan: Plan, why: str) -> None:
-    """Write a rollout down for another process, and tell whether one is there."""
-    with Store(path, tell=tell) as kept:
-        rollout = kept.begin(model, plan.text(), why=why)
-        is_driven = kept.is_driven()
-    tell(f"rollout {rollout.id} to release {plan.candidate} is written down; `trireme rollout status` shows it")
-    if not is_driven:
-        tell(f"nobody drives the rollouts of {path} now: start `trireme rollout run --wait` there")
 
 
 def _absolute(path: Path | None) -> str:

@@ -9,14 +9,15 @@ import contextlib
 import getpass
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 import msgspec
 
+from clients.rollout.records.assignment_log import AssignmentLog
 from clients.rollout.records.database import AlreadyThere
 from clients.rollout.records.open_database import open_database
-from clients.rollout.records.state import Assignment, Event, OperatorCommand, Phase, QueuedCommand, Rollout
+from clients.rollout.records.state import Event, OperatorCommand, Phase, QueuedCommand, Rollout
 from clients.rollout.records.store_place import StorePlace
 from trireme.base.errors import RequestError
 
@@ -35,6 +36,9 @@ class Store:
         patience_s: how long a database that went away is waited for.
         tell: reporter of messages for people while it is away.
 
+    Attributes:
+        assigned: log of which arm has answered whom.
+
     Raises:
         SpecError: what is there cannot be the store.
         Unavailable: the database is away; later, for longer than `patience_s`.
@@ -50,6 +54,7 @@ class Store:
     ) -> None:
         self._now = now
         self._db = open_database(place, patience_s=patience_s, tell=tell)
+        self.assigned = AssignmentLog(self._db)
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +237,7 @@ class Store:
                 return False
             self._db.write("delete from batches where at < ?", (now - _BATCH_S,))
             self._db.write("insert into batches (id, rollout, at) values (?, ?, ?)", (batch, number, now))
-            self._assign(number, units)
+            self.assigned.add(number, units, now=now)
             self._merge(number, step, merge)
             return True
 
@@ -267,14 +272,14 @@ class Store:
             merges: for each step, makes the new evidence of the old one, none at first.
             assigned: arm and unit of each request, for the assignment log.
         """
-        units, body = list(assigned), msgspec.json.encode(dict(cursor)).decode()
+        now, units, body = self._now(), list(assigned), msgspec.json.encode(dict(cursor)).decode()
 
         def count() -> bool:
             if self.cursor(number, journal) != after:
                 return False
             for step, merge in merges.items():
                 self._merge(number, step, merge)
-            self._assign(number, units)
+            self.assigned.add(number, units, now=now)
             self._db.write(
                 "insert into cursors values (?, ?, ?) "
                 "on conflict (rollout, journal) do update set body = excluded.body",
@@ -291,14 +296,6 @@ class Store:
             (number, step, body),
         )
 
-    def _assign(self, number: int, assigned: Iterable[tuple[str, str]]) -> None:
-        now = self._now()
-        self._db.write_many(
-            "insert into assignments values (?, ?, ?, ?, ?, 1) on conflict (rollout, arm, unit) do update "
-            "set last_at = excluded.last_at, requests = assignments.requests + 1",
-            [(number, arm, unit, now, now) for arm, unit in assigned],
-        )
-
     def evidence(self, number: int, step: int) -> Mapping[str, object] | None:
         """Return what was counted at a step; None: nothing."""
         rows = self._db.rows("select body from evidence where rollout = ? and step = ?", (number, step))
@@ -307,29 +304,6 @@ class Store:
         found = json.loads(rows[0][0])
         assert isinstance(found, dict)
         return found
-
-    def units_by_arm(self, number: int) -> dict[str, int]:
-        """Return how many units were given to each arm: keys, and requests without a key."""
-        query = (
-            "select arm, sum(case when unit = '' then requests else 1 end) from assignments "
-            "where rollout = ? group by arm"
-        )
-        return dict(self._db.rows(query, (number,)))
-
-    def num_units_on_several_arms(self, number: int) -> int:
-        """Return the number of keys that more than one arm has answered, though each belongs to one arm."""
-        query = (
-            "select count(*) from (select unit from assignments where rollout = ? and unit != '' "
-            "group by unit having count(*) > 1) as several"
-        )
-        return int(self._db.rows(query, (number,))[0][0])
-
-    def assignments(self, number: int) -> Iterator[Assignment]:
-        """Yield the assignment log; requests without a key are one row of each arm, with the unit ""."""
-        names = Assignment.__struct_fields__
-        query = f"select {', '.join(names)} from assignments where rollout = ? order by first_at, unit, arm"
-        for row in self._db.stream(query, (number,)):
-            yield Assignment(*row)
 
 
 def watched_step(step: int) -> int:

@@ -3,12 +3,11 @@
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from remote_controller import KEY, STEP_S, Controller, RemoteAddress
+from remote_controller import KEY, Controller, RemoteAddress
 from rollout_site import Site, Texts, serving
 from streams_under_change import Streams
 
@@ -63,11 +62,7 @@ def test_each_outcome_counts_once_though_the_rollout_is_killed(
             running = controller.rollout("run", "--port", str(controller.port))
         load.wait_for(2, 150)
     assert (load.wrong, load.refused) == ([], [])
-    deadline_s = time.monotonic() + STEP_S
-    while controller.counted()[0] < load.num_answers[2] and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    time.sleep(2)  # what came twice would come now
-    num_candidate, num_baseline = controller.counted()
+    num_candidate, num_baseline = controller.wait_for_counted(load.num_answers[2])
     assert num_candidate == load.num_answers[2]
     assert abs(num_baseline - num_candidate) < 0.1 * num_candidate
     outcomes = site.folder / "build" / "live" / "outcomes"

@@ -116,6 +116,14 @@ class Controller:
             assert time.monotonic() < deadline_s, self.phase()
             time.sleep(0.1)
 
+    def wait_for_counted(self, num: int) -> tuple[int, int]:
+        """Return what `counted` does once the candidate's are as many as that, or the time is over."""
+        deadline_s = time.monotonic() + STEP_S
+        while self.counted()[0] < num and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        time.sleep(2)  # what came twice would come now
+        return self.counted()
+
     def counted(self) -> tuple[int, int]:
         """Return the requests that the last rollout has counted at its first share, of the candidate and the other."""
         with Store(self.store) as store:

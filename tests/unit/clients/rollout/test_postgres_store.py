@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cutting_proxy import Cut, CuttingProxy
+from rollout_command import rollout
 from rollout_world import World
 from text_bench import wait_until
 
@@ -38,7 +39,6 @@ from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import JournalReader, JournalWriter
 from trireme.base.errors import RequestError, Unavailable
-from trireme.commands import run_command
 
 if TYPE_CHECKING:
     from postgres_here import PostgresServer
@@ -127,7 +127,7 @@ def test_a_server_that_is_killed_in_a_transaction_loses_and_doubles_nothing(
         assert store.add_evidence(number, 0, "two", merge, assigned=iter([("a", "unit")]))
         assert (num_merged, store.evidence(number, 0)) == (2, {"n": 2})
         assert not store.add_evidence(number, 0, "two", one_more), "it is known"
-        assert store.units_by_arm(number) == {"a": 1}
+        assert store.assigned.units_by_arm(number) == {"a": 1}
 
 
 @pytest.mark.parametrize("cut", Cut)
@@ -297,7 +297,7 @@ def test_several_that_count_lose_and_double_nothing_while_the_server_is_killed_a
     assert len(num_counted) == 3, "no thread has failed"
     with Store(place) as store:
         assert store.evidence(number, 0) == store.evidence(number, 1) == {"n": sum(num_counted)}
-        assert [one.requests for one in store.assignments(number)] == [sum(num_counted)]
+        assert [one.requests for one in store.assigned.rows(number)] == [sum(num_counted)]
 
 
 def test_a_transaction_that_the_server_undoes_is_done_again(postgres: "PostgresServer", place: PostgresPlace) -> None:
@@ -455,14 +455,6 @@ def test_the_commands_take_a_url(place: PostgresPlace, capsys: pytest.CaptureFix
 
 
 PLAN = Plan(candidate=2, stable=1, release={"release": 2}, salt="s", shares=(0.05, 1.0))
-
-
-def rollout(*arguments: str) -> int:
-    try:
-        run_command("rollout", list(arguments))
-    except SystemExit as exc:
-        return int(exc.code or 0)
-    return 0
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout_command import rollout
 
 from clients.rollout.choice import driven_store
 from clients.rollout.operator_commands import phase_after
@@ -20,7 +21,6 @@ from clients.rollout.second_server import check_second
 from clients.rollout.server_place import ServerPlace
 from serving.triton.triton_api import reachable
 from trireme.base.errors import RequestError
-from trireme.commands import run_command
 
 pytestmark = pytest.mark.slow
 
@@ -46,15 +46,6 @@ def path(tmp_path: Path) -> Path:
         number = store.begin("chat", PLAN.text(), why="a test").id
         store.enter(number, Phase.RUNNING, why="5 %", step=0)
     return path
-
-
-def rollout(*arguments: str) -> int:
-    """Run a command and return its exit status."""
-    try:
-        run_command("rollout", list(arguments))
-    except SystemExit as exc:
-        return int(exc.code or 0)
-    return 0
 
 
 def test_who_looks_is_told_that_nobody_drives_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,9 +145,9 @@ def test_a_journal_is_counted_from_where_it_was_counted_to(place: StorePlace) ->
         assert store.add_journal(number, "j", {"0": 15}, {1: one_more}, after={"0": 10}, assigned=units[:1])
         assert (store.evidence(number, 0), store.evidence(number, 1)) == ({"n": 1}, {"n": 2})
         assert (store.journals(number), store.cursor(number, "j")) == (["j"], {"0": 15})
-        assert store.units_by_arm(number) == {"release 1": 2, "release 2": 1}
-        assert store.num_units_on_several_arms(number) == 1
-        assert {(one.arm, one.unit, one.requests) for one in store.assignments(number)} == {
+        assert store.assigned.units_by_arm(number) == {"release 1": 2, "release 2": 1}
+        assert store.assigned.num_units_on_several_arms(number) == 1
+        assert {(one.arm, one.unit, one.requests) for one in store.assigned.rows(number)} == {
             ("release 1", "a", 2),
             ("release 1", "", 1),
             ("release 2", "a", 1),
@@ -182,8 +182,8 @@ def test_threads_that_count_at_once_lose_nothing(place: StorePlace) -> None:
         thread.join()
     with Store(place) as store:
         assert store.evidence(number, 0) == {"n": 4 * 20 + 20}
-        assert store.units_by_arm(number) == {"a": 1, "b": 20}
-        assert {one.requests for one in store.assignments(number)} == {80, 4}
+        assert store.assigned.units_by_arm(number) == {"a": 1, "b": 20}
+        assert {one.requests for one in store.assigned.rows(number)} == {80, 4}
 
 
 def test_one_driver_at_a_time_has_a_name(place: StorePlace) -> None:

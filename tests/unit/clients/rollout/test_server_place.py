@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from remote_site import RemoteSite
+from rollout_command import rollout
 
 from clients.remote_control import RemoteControl
 from clients.rollout.records.rollout_plan import Plan
@@ -13,7 +14,6 @@ from clients.rollout.records.store import Store
 from clients.rollout.server_place import ServerPlace, folder_of, second_place, server_place
 from clients.server_control import ServerControl
 from trireme.base.errors import RequestError, Unavailable
-from trireme.commands import run_command
 
 URL = "https://gpu-3:8004"
 
@@ -51,14 +51,6 @@ def test_each_address_has_a_folder_of_its_own() -> None:
 def test_what_does_not_go_together_is_refused(server: str | None, files: dict[str, Path], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         server_place(server, files.get("ca_file"), files.get("token_file"))
-
-
-def rollout(*arguments: str) -> int:
-    try:
-        run_command("rollout", list(arguments))
-    except SystemExit as exc:
-        return int(exc.code or 0)
-    return 0
 
 
 def said_by(capsys: pytest.CaptureFixture[str]) -> str:

@@ -124,9 +124,9 @@ def test_the_assignment_log_counts_keys_once_and_requests_without_one_each(tmp_p
         store.add_evidence(number, 0, "a", lambda _: {}, assigned=[("release 1", "k1"), ("release 2", "k2")])
         store.add_evidence(number, 0, "b", lambda _: {}, assigned=[("release 1", "k1"), ("release 1", "")] * 2)
         store.add_evidence(number, 0, "b", lambda _: {}, assigned=[("release 1", "k3")])
-        assert store.units_by_arm(number) == {"release 1": 3, "release 2": 1}
-        assert store.num_units_on_several_arms(number) == 0
-        found = [(each.arm, each.unit, each.requests) for each in store.assignments(number)]
+        assert store.assigned.units_by_arm(number) == {"release 1": 3, "release 2": 1}
+        assert store.assigned.num_units_on_several_arms(number) == 0
+        found = [(each.arm, each.unit, each.requests) for each in store.assigned.rows(number)]
         assert sorted(found) == [("release 1", "", 2), ("release 1", "k1", 3), ("release 2", "k2", 1)]
         store.add_evidence(number, 0, "c", lambda _: {}, assigned=[("release 2", "k1")])
-        assert store.num_units_on_several_arms(number) == 1
+        assert store.assigned.num_units_on_several_arms(number) == 1
