@@ -2,7 +2,7 @@
 """The writer of the tables of `docs/rollouts.md` from the latest results of the rollouts' long tests: `make docs`."""
 
 from documents.pages import DOCS, with_tables
-from documents.results import Document, latest
+from documents.results import Document, latest, source
 from trireme.base.text_tables import markdown_table
 
 PAGE = DOCS / "rollouts.md"
@@ -14,8 +14,42 @@ GATE = "gate (wide open: up to 90 % slower passes)"
 def page(text: str) -> str:
     """Return the page with its tables written anew."""
     rollouts, kills = latest("rollouts"), latest("rollout_kills")
-    tables = {"rollouts": rollouts_table(rollouts), "shadow cost": _shadow_cost(rollouts), "kills": kills_table(kills)}
+    tables = {
+        "rollouts": rollouts_table(rollouts),
+        "shadow cost": _shadow_cost(rollouts),
+        "kills": kills_table(kills),
+        "outcomes": outcomes_table(latest("outcomes_under_kills")),
+        "split cost": _split_cost(latest("split_cost")),
+        "origins": source("outcomes_under_kills", "split_cost"),
+    }
     return with_tables(text, tables)
+
+
+def outcomes_table(result: Document) -> str:
+    """Return the table of the kills, and of what clients had and the rollouts counted."""
+    row = [
+        ", ".join(f"{what} {count}" for what, count in result["kills"].items()),
+        *(
+            f"{result[name]:,}"
+            for name in ("answers_of_the_candidate", "counted_of_the_candidate", "cut", "refused", "mixed")
+        ),
+    ]
+    header = ["killed at random moments", "whole answers of the candidate", "counted", "cut", "refused", "mixed texts"]
+    return markdown_table(header, [row])
+
+
+def _split_cost(result: Document) -> str:
+    def ratio(one: Document) -> str:
+        return f"{one['median']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
+
+    return markdown_table(
+        ["streams", "over no split", "tokens/s", "TTFT", "ITL p99"],
+        (
+            [str(row["streams"]), side, *(ratio(figures[name]) for name in ("throughput", "ttft", "itl_p99"))]
+            for row in result["rows"]
+            for side, figures in row["sides"].items()
+        ),
+    )
 
 
 def rollouts_table(result: Document) -> str:

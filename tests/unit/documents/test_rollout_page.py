@@ -2,7 +2,7 @@
 """`docs/rollouts.md` says what the committed figures say, and those are what was promised."""
 
 from documents.results import latest
-from documents.rollout_page import kills_table, rollouts_table
+from documents.rollout_page import kills_table, outcomes_table, rollouts_table
 
 
 def test_no_request_of_the_committed_rollouts_failed() -> None:
@@ -20,6 +20,15 @@ def test_all_kills_ended_with_one_release() -> None:
         assert sum(one["ends"].values()) >= least_rollouts
         assert one.get("kills", least_kills) >= least_kills
         assert one.get("mixed", 0) == 0
+
+
+def test_each_outcome_counts_once_under_thirty_kills() -> None:
+    found = latest("outcomes_under_kills")
+    assert sum(found["kills"].values()) == 30
+    more = found["counted_of_the_candidate"] - found["answers_of_the_candidate"]
+    assert 0 <= more <= found["cut"] + found["refused"]
+    assert (found["mixed"], found["served_at_the_end"]) == (0, 1)
+    assert "| the rollout's process 8, Triton 8, the stub of ensemble 7," in outcomes_table(found)
 
 
 def test_tables_name_the_gate_and_count_what_was_killed() -> None:
