@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from ensemble_configs.changes.deployment_diff import DeploymentDiff, compare, loaded_versions
 from ensemble_configs.changes.release_changes import model_named, without_release
 from ensemble_configs.render.repository import write_repository
@@ -96,7 +98,12 @@ class LiveDeployment:
             held.close()
 
     def start(self) -> TritonProcess:
-        """Return a new process that serves the current deployment; the process before it has ended."""
+        """Return a new process that serves the current deployment; the process before it has ended.
+
+        A release that was still being taken out when that process ended is left out.
+        """
+        ending, self._ending = self._ending, set()
+        self._leave_out(ending, "a process of it died, and tritonserver ended before it was taken out")
         self._hold(self.spec)
         self._write(self.spec)
         self._server, self._started_s = self._start(self.spec), time.monotonic()
@@ -187,18 +194,23 @@ class LiveDeployment:
                 drain_timeout_s=0,
                 say=self._tell,
             )
-        except ServingError as exc:
-            self._tell(f"release {number} of {model} could not be taken out: {exc.message}")
-        finally:
-            self._ending.discard((model, number))
+        except (ServingError, psutil.NoSuchProcess) as exc:
+            if server.exit_status is not None:
+                return  # `start` leaves it out, or has done so
+            self._tell(f"release {number} of {model} could not be taken out: {exc}")
+        self._ending.discard((model, number))
 
     def give_up_candidate(self, reason: str) -> bool:
         """Serve without the candidates from the next start on; False: there are none that could be to blame."""
+        return self._leave_out({(model.name, number) for model in self.spec.models for number in model.trials}, reason)
+
+    def _leave_out(self, releases: set[tuple[str, int]], reason: str) -> bool:
+        """Serve without these releases on trial from the next start on; return whether one of them was served."""
         without = self.spec
-        for model in without.models:
-            for number in model.trials:
-                self._tell(f"{model.name}: release {number} is left out from now on, for {reason}")
-                without = without_release(without, model_named(without, model.name), number)
+        for model, number in sorted(releases):
+            if number in model_named(without, model).trials:
+                self._tell(f"{model}: release {number} is left out from now on, for {reason}")
+                without = without_release(without, model_named(without, model), number)
         if without is self.spec:
             return False
         self._take(without)

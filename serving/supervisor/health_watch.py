@@ -40,8 +40,21 @@ class HealthWatch:
         """Return what is wrong for good, as the beginning of a sentence, or None; take seconds when something hangs."""
         status = self._server.exit_status
         if status is not None:
+            self._lose_dead_before_the_server()
             return f"tritonserver ended by itself with status {status}"
         return self._dead_adapter() or self._silent_server()
+
+    def _lose_dead_before_the_server(self) -> None:
+        """Tell of adapters that died while the server and others lived.
+
+        A stub that is killed while it holds the lock of Triton's shared memory takes Triton with it, which meets the
+        lock and aborts: `boost::interprocess::lock_exception` (server #8882).
+        """
+        if self._refused >= {path.stem for path in self._server.run_dir.glob("*.sock")}:
+            return  # they went with the server
+        for stem in sorted(self._refused):
+            name, version, _ = stem.rsplit("-", 2)
+            self._lose(name, int(version), f"the process of model {name} died, and tritonserver with it")
 
     def _dead_adapter(self) -> str | None:
         refused, dead_engines = set(), set()

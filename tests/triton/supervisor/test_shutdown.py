@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 from raw_calls import StreamFailed, engine_request, stream
-from running_server import ENDPOINTS, RunningServer
+from running_server import ENDPOINTS, RunningServer, still_running
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from serving.process.shared_memory import remove_dead_regions
@@ -51,7 +51,7 @@ async def interrupt_while_streaming(
 
 def assert_nothing_left(processes: list[psutil.Process], server: RunningServer) -> None:
     deadline_s = time.monotonic() + 5
-    while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+    while still_running(processes):
         assert time.monotonic() < deadline_s, "processes are left"
         time.sleep(0.05)
     assert server.shared_memory() == []
@@ -133,7 +133,7 @@ def test_a_killed_parent_takes_the_server_with_it_though_streams_run(start_serve
     server.process.kill()
     server.process.wait()
     deadline_s = time.monotonic() + 25  # a stub that waits for the server keeps its interpreter to itself for 15 s
-    while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+    while still_running(processes):
         assert time.monotonic() < deadline_s, "processes are left"
         time.sleep(0.1)
     remove_dead_regions()  # as the next server does when it starts

@@ -15,7 +15,7 @@ from typing import Self
 import psutil
 import pytest
 from raw_calls import StreamFailed, stream
-from running_server import ENDPOINTS, RunningServer, deployment_text
+from running_server import ENDPOINTS, RunningServer, deployment_text, still_running
 from waiting import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
@@ -138,7 +138,7 @@ def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server
     assert failures
     assert [failure for failure in failures if not isinstance(failure, Unavailable)] == []
     assert "starting it again" in server.log()
-    assert [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert still_running(processes) == []
     [new_owner] = prefixes(server)
     assert new_owner != owner
     assert server.stop() == 0
@@ -155,7 +155,7 @@ def test_what_hangs_is_found_within_the_stated_time(start_server: StartServer, n
     hung = victim(server, name)
     hung.suspend()
     # The timeout, a question under way, and a question that another adapter may be slow to answer.
-    wait_until(lambda: not hung.is_running() or hung.status() == psutil.STATUS_ZOMBIE, 2 + 5)
+    wait_until(lambda: not still_running([hung]), 2 + 5)
     wait_until(lambda: "ready again" in server.log(), 30)
     process = "tritonserver" if name == "tritonserver" else f"the process of model {name}"
     assert f"{process} has not answered for 2 s, stopped by a signal (SIGSTOP); starting it again" in server.log()
@@ -175,7 +175,7 @@ def test_a_process_that_goes_on_after_triton_has_given_it_up_answers_nobody(star
         wait_until(lambda: any("is not healthy" in str(outcome) for c in asking for _, outcome in c.outcomes), 5)
         resumed_s = time.monotonic()
         stopped.resume()
-        wait_until(lambda: not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE, 5)
+        wait_until(lambda: not still_running([stopped]), 5)
         wait_until(lambda: all(caller.is_served_since(resumed_s + 1) for caller in asking), 30)
     outcomes = [outcome for caller in asking for _, outcome in caller.outcomes]
     assert {outcome for outcome in outcomes if isinstance(outcome, str)} == {expected}
@@ -258,7 +258,7 @@ def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_o
     for process in [psutil.Process(killed.process.pid), *processes]:  # all at once: nobody is left to clean up
         process.kill()
     killed.process.wait()
-    wait_until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 5)
+    wait_until(lambda: not still_running(processes), 5)
     assert set(killed.shared_memory()) == set(orphans)
     stranger = shm / f"{PREFIX}{killed.process.pid}_of_somebody_else"
     stranger.touch()

@@ -47,6 +47,16 @@ def deployment_text(
     return yaml.safe_dump(spec | {"endpoints": [*endpoints]})
 
 
+def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes that have not ended, and are no zombies."""
+    left = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two questions
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process)
+    return left
+
+
 class RunningServer:
     """A server that is ready when entered.
 

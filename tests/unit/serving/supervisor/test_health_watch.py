@@ -75,6 +75,32 @@ def test_a_server_that_has_ended_is_found_at_once(server: Server) -> None:
     assert watch(server, Clock()).failure() == "tritonserver ended by itself with status -9"
 
 
+def test_an_adapter_that_died_before_the_server_is_told_of(server: Server) -> None:
+    lost = losses(server, [Pulse.DEAD, Pulse.ALIVE])
+    assert lost == [("preprocessing", 1, "the process of model preprocessing died, and tritonserver with it")]
+
+
+def test_adapters_that_died_with_the_server_are_not_told_of(server: Server) -> None:
+    assert losses(server, [Pulse.DEAD, Pulse.DEAD]) == []
+
+
+def losses(server: Server, pulses: list[Pulse]) -> list[tuple[str, int, str]]:
+    """Return the adapters that are told of when the server ends just after its adapters had these pulses."""
+    lost: list[tuple[str, int, str]] = []
+
+    def lose(name: str, version: int, reason: str) -> bool:
+        lost.append((name, version, reason))
+        return True
+
+    triton: TritonProcess = server  # type: ignore[assignment]
+    health = HealthWatch(triton, hang_timeout_s=10, clock=Clock(), lose=lose)
+    server.pulses = dict(zip(server.pulses, pulses, strict=True))
+    assert health.failure() is None
+    server.exit_status = -6
+    assert health.failure() == "tritonserver ended by itself with status -6"
+    return lost
+
+
 def test_an_adapter_that_refuses_is_dead_at_the_second_question(server: Server) -> None:
     health = watch(server, Clock())
     server.pulses["preprocessing"] = Pulse.DEAD
