@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canaries by the default gate under 32 streams of clients that know nothing of it: good ones pass, bad ones do not."""
 
+import json
 import math
 import re
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from every_client import PROGRAMS, STREAMS, Answer, EveryClient, by_client, releases_of
-from rollout_site import Site, Texts, said_by_engine, serving
+from rollout_site import Site, Texts, said_by_engine, serving, shuffled_tokenizer
 from streams_under_change import MAX_TOKENS
 
 from benchmarks.support.report import environment, write_result
@@ -23,6 +24,7 @@ _STEP_MS = 50.0  # beside which what a busy machine adds to an arm is little
 _PATIENCE_S = 1800.0
 _SEEN_S = 1.0  # after a share has changed: requests that began before are still on their way
 FOUND: dict[str, Any] = {"benchmark": "every_client", "gate": "default", "engine": "simulated", "rollouts": []}
+WRONG_TOKENIZER = "wrong tokenizer, with 40 held-out prompts"
 _LOOP_TOKENS = 80  # a loop is six times the same
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     # A prompt's prefill is part of a step that others' tokens wait for, and a first token waits for a step.
@@ -40,7 +42,7 @@ def result() -> Iterator[None]:
     """Write the result once all tests have passed."""
     where = environment()
     yield
-    assert len(FOUND["rollouts"]) == 1 + len(BAD), "figures of a part are no result"
+    assert len(FOUND["rollouts"]) == 2 + len(BAD), "figures of a part are no result"
     write_result("every_client", {**FOUND, "streams": STREAMS | PROGRAMS, "environment": where})
 
 
@@ -75,6 +77,27 @@ def test_a_good_release_goes_from_1_to_100_percent_for_every_client(served: Site
     after = by_client(load.answers, by_release, ended_s + _SEEN_S, math.inf)
     assert {client: set(found) for client, found in after.items()} == {client: {2} for client in STREAMS | PROGRAMS}
     note("as good", load.answers, begun_s, served, met=met)
+
+
+def test_a_wrong_tokenizer_is_rolled_back_before_a_client_meets_it(served: Site, tmp_path: Path, texts: Texts) -> None:
+    prompts = tmp_path / "held_out.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": f"Count to {number}", "max_tokens": 24}) + "\n" for number in range(40))
+    )
+    begun_s = time.monotonic()
+    with EveryClient(served.server, tmp_path / "load") as load:
+        running = served.rollout(
+            "start", served.candidate_with(tokenizer={"dir": str(shuffled_tokenizer(tmp_path / "shuffled"))}),
+            "--port", str(served.port), "--steps", "20,50,100", "--prompts", str(prompts),
+        )  # fmt: skip
+        text = served.end_of(running, patience_s=_PATIENCE_S)
+        time.sleep(15)
+    assert running.returncode == 1, text
+    found = served.status()
+    assert (found["phase"], found["plan"]["gate"]) == ("rolled_back", {})
+    assert "score of the held-out prompts" in found["reason"], found["reason"]
+    assert {release for _, release in releases_of(load.answers, {1: texts[1]})} == {1}
+    note(WRONG_TOKENIZER, load.answers, begun_s, served)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -2,8 +2,6 @@
 """Held-out prompts on the real server with the real model: a wrong tokenizer answers no user, a right one goes on."""
 
 import json
-import random
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from rollout_site import DEMO_MODEL, PATIENCE_S, ROLLED_OUT, Site
+from rollout_site import DEMO_MODEL, PATIENCE_S, ROLLED_OUT, Site, shuffled_tokenizer
 from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import RoutedLoad, answers
 
 from clients.rollout.records.state import Event
 from clients.rollout.records.store import Store
 
-TOKENIZER = PROJECT / "examples/demo_model/target"
 TASKS = PROJECT / "examples/demo_model/tasks.jsonl"
 NUM_PROMPTS = 40
 
@@ -51,31 +47,6 @@ def texts(file: str) -> list[str]:
     return [json.loads(line)["prompt"] for line in Path(file).read_text(encoding="utf-8").splitlines()]
 
 
-def shuffled_tokenizer(folder: Path) -> Path:
-    """Write a tokenizer that loads and has the same words, but with other numbers.
-
-    Two in three words have another's number.
-    """
-    shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    file = folder / "tokenizer.json"
-    tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    rng = random.Random(5)
-    special = {token["content"] for token in tokenizer["added_tokens"]}
-    words = [word for word in vocabulary if word not in special and rng.random() < 2 / 3]
-    numbers = [vocabulary[word] for word in words]
-    rng.shuffle(numbers)
-    vocabulary.update(zip(words, numbers, strict=True))
-    file.write_text(json.dumps(tokenizer), encoding="utf-8")
-    return folder
-
-
-def candidate(site: Site, **fields: Any) -> str:
-    path = site.folder / "candidate.yaml"
-    path.write_text(yaml.safe_dump(fields))
-    return str(path)
-
-
 def events(site: Site) -> list[Event]:
     with Store(site.folder / "build" / "live" / "rollouts.sqlite") as store:
         return store.events(store.rollouts()[-1].id)
@@ -95,7 +66,7 @@ def wait_for_line(running: subprocess.Popen[str], part: str) -> None:
 def test_a_wrong_tokenizer_is_rolled_back_before_it_answers_a_user(site: Site, tmp_path: Path) -> None:
     by_release = {1: answers(site.server.url, "ensemble")}
     stable_pid = site.served()["engine_pids"]["1"]
-    wrong = candidate(site, tokenizer={"dir": str(shuffled_tokenizer(tmp_path / "shuffled"))})
+    wrong = site.candidate_with(tokenizer={"dir": str(shuffled_tokenizer(tmp_path / "shuffled"))})
     prompts = held_out(site.folder)
     with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=2) as load:
         running = site.start(wrong, options=("--prompts", prompts))
@@ -121,7 +92,7 @@ def test_a_wrong_tokenizer_is_rolled_back_before_it_answers_a_user(site: Site, t
 
 @pytest.mark.soak
 def test_the_same_release_passes_the_prompts_and_goes_on_though_killed_meanwhile(site: Site) -> None:
-    running = site.start(candidate(site, engine={"max_seq_len": 512}), options=("--prompts", held_out(site.folder)))
+    running = site.start(site.candidate_with(engine={"max_seq_len": 512}), options=("--prompts", held_out(site.folder)))
     wait_for_line(running, "held-out prompts: ")
     running.send_signal(signal.SIGKILL)
     running.communicate()

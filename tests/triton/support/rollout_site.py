@@ -3,6 +3,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ HARD_TOKENS = 40
 
 Texts = Mapping[int, Mapping[str, str]]  # what releases say to each prompt
 DEMO_MODEL = PROJECT / "examples/demo_model/openvino/target"
+TOKENIZER = PROJECT / "examples/demo_model/target"
 
 
 class Site:
@@ -59,8 +61,11 @@ class Site:
         (self.folder / "gate.yaml").write_text(yaml.safe_dump(GATE))
 
     def candidate(self, **engine: object) -> str:
+        return self.candidate_with(engine=engine)
+
+    def candidate_with(self, **fields: object) -> str:
         path = self.folder / f"candidate_{random.randrange(10**9)}.yaml"
-        path.write_text(yaml.safe_dump({"engine": engine}))
+        path.write_text(yaml.safe_dump(fields))
         return str(path)
 
     def rollout(self, *arguments: str) -> subprocess.Popen[str]:
@@ -150,7 +155,7 @@ def serving(
 
 def said_by_engine(seed: int, *, max_tokens: int = MAX_TOKENS, mode: str = "hash") -> Mapping[str, str]:
     """Return what the engine of a release says to each prompt of `answers`, in this process."""
-    spec = TokenizerSpec(dir=PROJECT / "examples/demo_model/target")
+    spec = TokenizerSpec(dir=TOKENIZER)
     tokenizer, decoder = PromptTokenizer.from_spec(spec), TextDecoder.from_spec(spec)
     engine = create_engine(SimulatedEngineSpec.model_validate(ENGINE | {"seed": seed, "step_ms": 0.0, "mode": mode}))
     found = {}
@@ -164,3 +169,22 @@ def said_by_engine(seed: int, *, max_tokens: int = MAX_TOKENS, mode: str = "hash
         text = StreamText(decoder)
         found[prompt] = text.push(token_ids) + text.finish()
     return found
+
+
+def shuffled_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer that loads and has the same words, but with other numbers.
+
+    Two in three words have another's number.
+    """
+    shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    rng = random.Random(5)
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    words = [word for word in vocabulary if word not in special and rng.random() < 2 / 3]
+    numbers = [vocabulary[word] for word in words]
+    rng.shuffle(numbers)
+    vocabulary.update(zip(words, numbers, strict=True))
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
