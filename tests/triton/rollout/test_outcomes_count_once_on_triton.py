@@ -18,6 +18,7 @@ from benchmarks.support.report import environment, write_result
 from clients.rollout.records.store import Store
 
 _NUM_KILLS = 30
+_KILLS_OF_THE_ROLLOUT = 10
 _KILLED = ("the rollout's process", "Triton", "the stub of ensemble", "the stub of tensorrt_llm_bls")
 
 
@@ -127,6 +128,58 @@ def check(found: dict[str, Any], num_kills: int) -> None:
     assert 0 <= missing <= found["cut"] + found["refused"]
     assert found["answers_of_the_candidate"] >= 20 * num_kills
     assert (found["mixed"], found["served_at_the_end"]) == (0, 1)
+
+
+def counted_by_metrics(site: Site) -> dict[str, int]:
+    """Return how many requests each release got since Triton started, and how many of the candidate's it was not ready
+    for: the stable release answered those, and they say nothing of either.
+    """
+
+    def count(name: str, **labels: str) -> int:
+        try:
+            return int(site.server.metric(name, model="ensemble", **labels))
+        except AssertionError:
+            return 0  # Triton has no sample of what never was
+
+    return {
+        "candidate": count("trireme_split_requests_total", arm="candidate"),
+        "baseline": count("trireme_split_requests_total", arm="baseline"),
+        "not_ready": count("trireme_split_fallbacks_total", reason="not_ready"),
+        "not_taken": count("trireme_split_fallbacks_total"),
+    }
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_outcomes_are_as_many_as_the_servers_metrics_say_though_the_rollout_is_killed(site: Site, texts: Texts) -> None:
+    where = environment()
+    killing = Killing(site)
+    rng = random.Random(3)
+    with Streams(site.server.url, {release: texts[release] for release in (1, 2)}, num_streams=12) as load:
+        for _ in range(_KILLS_OF_THE_ROLLOUT):
+            load.wait_for(2, 20, timeout_s=PATIENCE_S)
+            time.sleep(rng.uniform(0.0, 3.0))
+            killing.kill(_KILLED[0])
+        load.wait_for(2, 20, timeout_s=PATIENCE_S)
+
+    def is_equal() -> bool:
+        metrics = counted_by_metrics(site)
+        return counted(site) == (metrics["candidate"] - metrics["not_ready"], metrics["baseline"])
+
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_equal() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    time.sleep(2)  # what came twice would come now
+    (candidate, baseline), metrics = counted(site), counted_by_metrics(site)
+    assert killing.end().returncode == 1
+    assert (load.wrong, load.refused) == ([], [])
+    assert is_equal(), (candidate, baseline, metrics)
+    assert candidate == load.num_answers[2]
+    found = {"outcomes": {"candidate": candidate, "baseline": baseline}, "metrics": metrics}
+    write_result(
+        "outcomes_and_metrics",
+        {"benchmark": "outcomes_and_metrics", "kills": killing.kills[_KILLED[0]], **found, "environment": where},
+    )
 
 
 @pytest.mark.soak
