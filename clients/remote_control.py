@@ -4,15 +4,18 @@
 import contextlib
 import http.client
 import json
+import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from clients.access import Access, redacted
 from clients.access_errors import refused_connection, refused_key
+from clients.control_address import control_address, field_of
 from clients.tls_context import tls_context
 from ensemble_configs.split.outcome_journal import Cursor, JournalLine, JournalPart
 from trireme.base.errors import (
@@ -24,7 +27,6 @@ from trireme.base.errors import (
     Unavailable,
     parse_token,
 )
-from trireme.base.http_access import is_loopback
 
 _CONNECT_S = 5.0
 _SILENCE_S = 20.0  # the server says every 5 s that it is alive
@@ -33,63 +35,13 @@ _KEY_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _HEADER_HINT = ", with --token-header where it is not `authorization`"
 
 
-class ControlAddress(NamedTuple):
-    """The parts of a control's address."""
-
-    host: str
-    port: int
-    is_tls: bool
-
-    @property
-    def named(self) -> str:
-        """Return host and port, as in an address."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """Return the address."""
-        return f"{'https' if self.is_tls else 'http'}://{self.named}"
-
-
-def control_address(url: str, option: str = "--server") -> ControlAddress:
-    """Return the parts of the address of a server's control.
-
-    Args:
-        option: what names the address, for people.
-
-    Raises:
-        RequestError: it is no such address, or one on which others could read the key.
-    """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:  # such as a port of 70000
-        parts, host, port = urlsplit(""), "", None
-    is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in parts.netloc)
-    is_host = bool(host) and not any(char.isspace() for char in host)
-    if parts.scheme not in ("https", "http") or not is_host or not is_bare or not port or not url.isprintable():
-        raise RequestError(
-            f"{option} must be the address of a server's control, https://HOST:PORT with the port of `trireme serve "
-            f"--remote-port` (1 to 65535) and nothing behind it, or a folder; got {_without_user(url)!r}",
-            field=_field(option),
-            value=_without_user(url),
-        )
-    if parts.scheme == "http" and not is_loopback(host):
-        raise RequestError(
-            f"{option} {url} has no TLS, and the key could be read on its way; write https://, or http:// with a host "
-            "of this machine, such as 127.0.0.1",
-            field=_field(option),
-            value=url,
-        )
-    return ControlAddress(host, port, parts.scheme == "https")
-
-
 class RemoteControl:
     """The control of one server.
 
     Args:
         url: address of the server's control, such as ``https://gpu-3.example:8004``.
         access: authorities, certificate and key.
+        address: where the server is, of the addresses that its name has; "": whichever answers.
         silence_s: how long the server may say nothing, not even that it is alive, in seconds.
         tell: is told what the server says meanwhile.
         option: what names the address; the access's options begin like it, ``--server-token-file``.
@@ -106,11 +58,13 @@ class RemoteControl:
         url: str,
         access: Access,
         *,
+        address: str = "",
         silence_s: float = _SILENCE_S,
         tell: Callable[[str], None] = lambda _: None,
         option: str = "--server",
     ) -> None:
         self._address = control_address(url, option)
+        self._host = address or self._address.host
         self._access, self._silence_s, self._tell, self._option = access, silence_s, tell, option
         self._was_let_in = False
         self.controller = ""
@@ -153,7 +107,7 @@ class RemoteControl:
         Raises:
             RequestError: gRPC asks for a client's certificate, which only commands on the server's machine have.
         """
-        host = self._address.named.rpartition(":")[0]
+        host = f"[{self._host}]" if ":" in self._host else self._host
         found = dict(status)
         if grpc := status.get("grpc"):
             found["grpc"] = f"{host}:{str(grpc).rpartition(':')[2]}"
@@ -166,10 +120,11 @@ class RemoteControl:
                 raise RequestError(
                     "the server's gRPC endpoint asks for a client's certificate (triton.grpc_tls.client_ca_file), and "
                     f"only a rollout on the server's machine has one; run it there, with {self._option} FOLDER",
-                    field=_field(self._option),
+                    field=field_of(self._option),
                     value=self._address.url,
                 )
-            own = {"server_name": access["server_name"]} if access.get("server_name") else {}
+            named = access.get("server_name") or (self._address.host if self._host != self._address.host else "")
+            own = {"server_name": named} if named else {}
             trusted = {"ca_file": self._access.ca_file} if self._access.ca_file else {}
             found["grpc_access"] = {"is_tls": True, **trusted, **own}
         return found
@@ -197,12 +152,12 @@ class RemoteControl:
     def _connection(self) -> http.client.HTTPConnection:
         host, port, is_tls = self._address
         if not is_tls:
-            return http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
+            return http.client.HTTPConnection(self._host, port, timeout=_CONNECT_S)
         try:
             context = tls_context(self._access)
         except SpecError as exc:
             raise self._unusable(exc) from exc
-        return http.client.HTTPSConnection(host, port, timeout=_CONNECT_S, context=context)
+        return _Connection(host, port, self._host, context)
 
     def _headers(self) -> dict[str, str]:
         try:
@@ -262,6 +217,20 @@ class RemoteControl:
         return Unavailable(f"the server at {self._address.url} {what}", reason=reason)
 
 
+class _Connection(http.client.HTTPSConnection):
+    """A connection to one of the addresses of a name; the certificate is for the name."""
+
+    def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=_CONNECT_S, context=context)
+        self._at, self._tls = address, context
+
+    def connect(self) -> None:
+        """Connect to the address."""
+        sock = socket.create_connection((self._at, self.port), _CONNECT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = self._tls.wrap_socket(sock, server_hostname=self.host)
+
+
 class RemoteJournal:
     """The reader of a journal on another machine, as `ensemble_configs.split.outcome_journal.JournalReader`."""
 
@@ -284,10 +253,6 @@ class RemoteJournal:
             raise ServerError(f"the server's journal {self._name} cannot be read: {exc}") from exc
 
 
-def _field(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
-
-
 def _lines(answer: http.client.HTTPResponse) -> Iterator[object]:
     while line := answer.readline(_MAX_LINE_BYTES + 1):
         if not line.endswith(b"\n"):
@@ -296,7 +261,3 @@ def _lines(answer: http.client.HTTPResponse) -> Iterator[object]:
             yield json.loads(line)
         except (ValueError, RecursionError) as exc:
             raise http.client.HTTPException(f"what came is not JSON ({exc})") from exc
-
-
-def _without_user(url: str) -> str:
-    return url.rpartition("@")[2] if "@" in url else url

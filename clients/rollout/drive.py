@@ -10,12 +10,13 @@ import typer
 from clients.rollout.api_access import check_access
 from clients.rollout.controller import Controller, Server
 from clients.rollout.judging.judges import judge_of
-from clients.rollout.local_server import Control, LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.records.store_place import StorePlace
+from clients.rollout.replicas import AnyServer, server_of
 from clients.rollout.rollout_api import RolloutApi
+from clients.rollout.server_controls import ServerControls
 from clients.rollout.server_place import ServerPlace
 from clients.rollout.server_split import ServerSplit, SplittingServer
 from clients.rollout.steering import Steering
@@ -33,7 +34,7 @@ def drive(
     kept: Store,
     place: StorePlace,
     rollout: Rollout,
-    controls: Sequence[Control],
+    controls: Sequence[ServerControls],
     *,
     host: str,
     port: int,
@@ -54,7 +55,7 @@ def drive(
     plan = read_plan(rollout.plan)
     check_access(access, host, plan)
     judge = judge_of(plan)
-    servers = [LocalServer(control, rollout.model) for control in controls]
+    servers = [server_of(each, rollout.model) for each in controls]
     prefix = _prefix(servers[0])
     server = _server(plan, servers)
     controller = Controller(kept, rollout.id, server, judge, steering=_steering(plan, rollout.id), tell=tell)
@@ -76,9 +77,9 @@ def drive(
         raise typer.Exit(1)
 
 
-def local_server(place: ServerPlace, model: str | None) -> LocalServer:
+def server_at(place: ServerPlace, model: str | None) -> AnyServer:
     """Return the server at a place."""
-    return LocalServer(place.control(tell), model)
+    return server_of(place.controls(tell), model)
 
 
 def tell(line: str) -> None:
@@ -86,7 +87,7 @@ def tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _server(plan: Plan, servers: Sequence[LocalServer]) -> Server:
+def _server(plan: Plan, servers: Sequence[AnyServer]) -> Server:
     if not plan.second_server:
         [only] = servers
         return only
@@ -108,12 +109,13 @@ def _steering(plan: Plan, number: int) -> Steering | None:
     return None
 
 
-def _splitting(plan: Plan, servers: Sequence[LocalServer]) -> list[SplittingServer]:
+def _splitting(plan: Plan, servers: Sequence[AnyServer]) -> list[SplittingServer]:
     match plan.split_by:
         case SplitBy.SERVER:
-            return list(servers)
+            return [each for server in servers for each in server.parts]
         case SplitBy.ROUTER:
-            return [PartOfTwo(*each) for each in zip(servers, (plan.stable, plan.candidate), strict=True)]
+            both = zip(servers, (plan.stable, plan.candidate), strict=True)
+            return [PartOfTwo(each, release) for server, release in both for each in server.parts]
     return []
 
 
@@ -132,12 +134,12 @@ def _without_us(plan: Plan) -> str:
     return f"all requests go to the stable release within {plan.lease_s:g} s"
 
 
-def _prefix(local: LocalServer) -> str:
+def _prefix(server: AnyServer) -> str:
     """Return the prefix of a server's model names; wait while the server is away."""
     message = ""
     while True:
         try:
-            return str(local.status()["prefix"])
+            return str(server.parts[0].status()["prefix"])
         except Unavailable as exc:
             if exc.message != message:
                 tell(f"waiting for the server: {exc.message}")

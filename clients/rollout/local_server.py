@@ -74,6 +74,11 @@ class LocalServer:
             raise ServingError(f"name one of the server's models with --model: {names}", field="model")
         return {**models[0], **{name: found.get(name) for name in _OF_THE_SERVER}}
 
+    @property
+    def parts(self) -> "list[LocalServer]":
+        """Return the server's replicas: itself."""
+        return [self]
+
     def why_no_room(self, release: Mapping[str, object]) -> str:
         """Return a sentence about the memory that a release lacks beside what is served; "" where it lacks none."""
         return str(self._control.ask("room", model=self._model, release=dict(release))["why_not"])

@@ -4,19 +4,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import Fields, candidates
 from clients.rollout.records.rollout_plan import Mode
+from clients.rollout.replicas import AnyServer
 from clients.rollout.server_place import ServerPlace
 from trireme.base.errors import RequestError
 
 
-def why_second_server(first: LocalServer, candidate: Fields, *, is_forced: bool) -> str:
+def why_second_server(first: AnyServer, candidate: Fields, *, is_forced: bool) -> str:
     """Return why the second server serves the candidate; "": the first one has the memory for both releases."""
     return "it was asked for" if is_forced else first.why_no_room(candidate)
 
 
-def refuse_without_room(server: LocalServer, found: Sequence[Fields]) -> None:
+def refuse_without_room(server: AnyServer, found: Sequence[Fields]) -> None:
     """Raise a RequestError where the server lacks memory for a candidate beside what it serves."""
     loaded = {each["release"] for each in server.status()["releases"]}
     for candidate in found:
@@ -80,8 +80,8 @@ def _client_url(url: str, *, is_tls: bool) -> str:
 
 def plan_second_server(
     named: Sequence[str],
-    first: LocalServer,
-    second: LocalServer,
+    first: AnyServer,
+    second: AnyServer,
     place: ServerPlace,
     *,
     above: int,
@@ -119,6 +119,12 @@ def plan_second_server(
             "--keep-old needs room for both releases on one server; leave it out with a second one", field="keep_old"
         )
     at_first, at_second = first.status(), second.status()
+    if url is None and not is_behind_router and at_second.get("num_replicas", 1) > 1:
+        raise RequestError(
+            f"clients would be sent to {at_second['grpc']}, one of the {at_second['num_replicas']} replicas of "
+            f"{place.name}; give the address of all, as --second-url",
+            field="second_url",
+        )
     numbers = [int(each["release"]) for status in (at_first, at_second) for each in status["releases"]]
     highest = max([above, *numbers])
     [release] = candidates(named, at_second, mode=Mode.CANARY, above=highest)

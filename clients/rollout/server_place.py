@@ -11,8 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from clients.access import Access
-from clients.remote_control import ControlAddress, RemoteControl, control_address
-from clients.rollout.local_server import Control
+from clients.control_address import ControlAddress, control_address, field_of
+from clients.remote_control import RemoteControl
+from clients.rollout.server_controls import ServerControls, behind, num_addresses, one_control
 from clients.server_control import ServerControl
 from clients.server_folder import server_folder
 from trireme.base.errors import RequestError
@@ -27,7 +28,7 @@ def folder_of(server: str) -> Path:
     """
     if not _is_address(server):
         return Path(server)
-    return _folder_of(control_address(server))
+    return _folder_of(control_address(server.partition(",")[0]))
 
 
 def _folder_of(address: ControlAddress) -> Path:
@@ -60,7 +61,8 @@ def _server_option(variable: str | None) -> Any:
         metavar="FOLDER|URL",
         envvar=variable,
         help="Folder of the server, build/NAME where it was started, or https://HOST:PORT of its control "
-        "(`trireme serve --remote-port`) on another machine; none: the only one here.",
+        "(`trireme serve --remote-port`) on another machine; of several replicas a name that has the address of each, "
+        "or their addresses with commas between. None: the only one here.",
     )
 
 
@@ -109,6 +111,8 @@ class ServerPlace(NamedTuple):
         url: of the control, on another machine; "": the server is on this one.
         ca_file, token_file: of the access to that control; "": none.
         option: what names the place, for people.
+        num_replicas: number of addresses that the control's name has to have, each of a replica; 1: the server is one
+            process, by whatever address; 0: as many as there are.
     """
 
     folder: Path
@@ -116,37 +120,58 @@ class ServerPlace(NamedTuple):
     ca_file: str = ""
     token_file: str = ""
     option: str = "--server"
+    num_replicas: int = 0
 
     @property
     def name(self) -> str:
         """Return the place as an option names it, whatever folder a rollout goes on in."""
         return self.url or str(self.folder.absolute())
 
-    def control(self, tell: Callable[[str], None]) -> Control:
-        """Return the control of the server, which tells what the server says meanwhile."""
+    def controls(self, tell: Callable[[str], None]) -> ServerControls:
+        """Return the controls of the server's replicas, which tell what the server says meanwhile."""
         if not self.url:
-            return ServerControl(self.folder / CONTROL_SOCKET, tell=tell)
+            return one_control(ServerControl(self.folder / CONTROL_SOCKET, tell=tell))
+        urls = self.url.split(",")
+        if len(urls) > 1:
+            return ServerControls(lambda: urls, lambda url: self._remote(url, _named(url, tell)))
+        host, port, _ = control_address(self.url, self.option)
+        num_replicas = self.num_replicas or num_addresses(host, port)
+        if num_replicas == 1:
+            return one_control(self._remote(self.url, tell))
+        return ServerControls(
+            behind(host, port, num_replicas),
+            lambda address: self._remote(self.url, _named(address, tell), address=address),
+        )
+
+    def _remote(self, url: str, tell: Callable[[str], None], *, address: str = "") -> RemoteControl:
         access = Access(
-            is_tls=self.url.startswith("https://"),
+            is_tls=url.startswith("https://"),
             ca_file=self.ca_file or None,
             token_file=self.token_file or None,
         )
-        return RemoteControl(self.url, access, tell=tell, option=self.option)
+        return RemoteControl(url, access, address=address, tell=tell, option=self.option)
 
 
 def server_place(
-    server: str | None, ca_file: Path | None, token_file: Path | None, *, option: str = "--server"
+    server: str | None,
+    ca_file: Path | None,
+    token_file: Path | None,
+    *,
+    option: str = "--server",
+    num_replicas: int = 0,
 ) -> ServerPlace:
     """Return the place that a command's options name.
 
     Args:
+        server: a folder, an address of a control, or several with commas between, one of each replica.
         option: the one that names `server`; those of its access begin like it.
+        num_replicas: as of `ServerPlace`.
 
     Raises:
         RequestError: they do not go together, or the address is none.
         SpecError: no server was found (`clients.server_folder.server_folder`).
     """
-    field = option.removeprefix("--").replace("-", "_")
+    field = field_of(option)
     if server is None or not _is_address(server):
         for kind, given in (("ca", ca_file), ("token", token_file)):
             if given is not None:
@@ -155,7 +180,7 @@ def server_place(
                     field=f"{field}_{kind}_file",
                 )
         return ServerPlace(server_folder(None if server is None else Path(server)), option=option)
-    address = control_address(server, option)
+    address, *others = (control_address(each, option) for each in server.split(","))
     if token_file is None:
         raise RequestError(
             f"{option} {address.url} answers nobody without a key; give {option}-token-file, a file with a key of the "
@@ -167,10 +192,13 @@ def server_place(
             f"{option}-ca-file is for https://, and {option} is {address.url}; leave it out", field=f"{field}_ca_file"
         )
     ca = "" if ca_file is None else str(ca_file.absolute())
-    return ServerPlace(_folder_of(address), address.url, ca, str(token_file.absolute()), option)
+    urls = ",".join(each.url for each in (address, *others))
+    return ServerPlace(_folder_of(address), urls, ca, str(token_file.absolute()), option, num_replicas)
 
 
-def second_place(server: str, ca_file: Path | None, token_file: Path | None, first: ServerPlace) -> ServerPlace:
+def second_place(
+    server: str, ca_file: Path | None, token_file: Path | None, first: ServerPlace, *, num_replicas: int = 0
+) -> ServerPlace:
     """Return the place of the second server, to which the first one's authority and key lead where none is named.
 
     Raises:
@@ -181,7 +209,11 @@ def second_place(server: str, ca_file: Path | None, token_file: Path | None, fir
             ca_file = Path(first.ca_file)
         if token_file is None and first.token_file:
             token_file = Path(first.token_file)
-    return server_place(server, ca_file, token_file, option="--second-server")
+    return server_place(server, ca_file, token_file, option="--second-server", num_replicas=num_replicas)
+
+
+def _named(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: tell(f"{name}: {line}")
 
 
 def _is_address(server: str) -> bool:

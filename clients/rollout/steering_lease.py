@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from clients.rollout.local_server import Control
 from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.server_controls import ServerControls
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 LEASE_S = 30.0
@@ -17,15 +18,17 @@ _RENEW_S = 5.0
 
 
 @contextlib.contextmanager
-def steering_all(controls: Sequence[Control], plan: Plan, *, tell: Callable[[str], None]) -> Iterator[None]:
-    """Steer the server of a rollout, or the first and the second one.
+def steering_all(controls: Sequence[ServerControls], plan: Plan, *, tell: Callable[[str], None]) -> Iterator[None]:
+    """Steer the server of a rollout, or the first and the second one, with all their replicas.
 
     Raises:
         RequestError, ServingError: as `steering`; then none is steered.
+        Unavailable: some replicas are missing.
     """
     with contextlib.ExitStack() as held:
-        for control, name in zip(controls, ("server", "second server"), strict=False):
-            held.enter_context(steering(control, plan, tell=tell, name=name))
+        for replicas, name in zip(controls, ("server", "second server"), strict=False):
+            for where, control in replicas.all().items():
+                held.enter_context(steering(control, plan, tell=tell, name=f"{name} {where}".strip()))
         yield
 
 
@@ -36,7 +39,7 @@ def steering(
     """Steer a server for a rollout; one that is away now is told when it is back.
 
     Args:
-        name: of the server, for people.
+        name: of the server, for people: `server` or `second server`, and the replica.
 
     Raises:
         RequestError: another rollout steers the server, or another process this one; it names the other.
@@ -47,7 +50,9 @@ def steering(
         lease.take()
     except Unavailable as exc:
         if exc.facts.get("reason") == "steered":
-            raise RequestError(f"the {name}: {exc.message}", field=name.replace(" ", "_")) from exc
+            raise RequestError(
+                f"the {name}: {exc.message}", field="second_server" if name.startswith("second") else "server"
+            ) from exc
         tell(f"waiting for the {name}: {exc.message}")
     closing = threading.Event()
 

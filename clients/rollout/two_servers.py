@@ -11,8 +11,8 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from clients.rollout.judging.replay import PromptScores, replay
-from clients.rollout.local_server import LocalServer
 from clients.rollout.records.held_out import HeldOut, prompts_of
+from clients.rollout.replicas import AnyServer
 from trireme.base.errors import ServingError, Unavailable
 
 _LOOK_S = 0.5
@@ -31,8 +31,8 @@ class TwoServers:
 
     def __init__(
         self,
-        first: LocalServer,
-        second: LocalServer,
+        first: AnyServer,
+        second: AnyServer,
         release: Mapping[str, Any],
         stable: Mapping[str, Any],
         *,

@@ -9,13 +9,18 @@ import msgspec
 import typer
 
 from clients.rollout.choice import JsonOption
-from clients.rollout.drive import local_server, tell
+from clients.rollout.drive import server_at, tell
 from clients.rollout.estimate.seen_traffic import SeenTraffic, Unknown, of_prometheus, of_server
 from clients.rollout.estimate.verdict_estimate import estimate as estimate_of
 from clients.rollout.estimate.verdict_estimate import lines
 from clients.rollout.planning import gate_settings
 from clients.rollout.records.rollout_plan import Mode, Plan, check_plan, read_steps
-from clients.rollout.server_place import ServerCaOption, ServerOrAddressOption, ServerTokenOption, server_place
+from clients.rollout.server_place import (
+    ServerCaOption,
+    ServerOrAddressOption,
+    ServerTokenOption,
+    server_place,
+)
 from trireme.base.errors import RequestError, Unavailable
 
 PrometheusOption = Annotated[
@@ -59,7 +64,7 @@ def estimate(
     """
     if match and prometheus is None:
         raise RequestError("--match is for --prometheus; give that, or leave it out", field="match")
-    status = local_server(server_place(server, server_ca_file, server_token_file), model).status()
+    status = server_at(server_place(server, server_ca_file, server_token_file), model).status()
     stable = next(each for each in status["releases"] if each["release"] == status["release"])
     plan = Plan(
         candidate=int(status["release"]),
@@ -106,4 +111,5 @@ def seen(status: Mapping[str, Any], prometheus: str | None, match: str) -> SeenT
         return of_prometheus(prometheus, prefix=prefix, match=match)
     if not status.get("metrics"):
         raise Unknown("the server does not say where its metrics are")
-    return of_server(str(status["metrics"]), prefix=prefix, seconds=max(float(status["served_s"]), 1.0))
+    seconds = max(float(status["served_s"]), 1.0)
+    return of_server(str(status["metrics"]), prefix=prefix, seconds=seconds, num_replicas=status.get("num_replicas", 1))

@@ -83,7 +83,7 @@ def run(
     def go_on(kept: Store, store_place: StorePlace, rollout: Rollout, place: ServerPlace) -> None:
         plan = read_plan(rollout.plan)
         second = _second_place(second_server, second_server_ca_file, second_server_token_file, plan, place)
-        controls = [each.control(tell) for each in (place, second) if each is not None]
+        controls = [each.controls(tell) for each in (place, second) if each is not None]
         with steering_all(controls, plan, tell=tell):
             drive(
                 kept,
@@ -138,6 +138,7 @@ def _place(server: str | None, ca_file: Path | None, token_file: Path | None, pl
         server or plan.server_url,
         ca_file or (Path(plan.server_ca_file) if plan.server_ca_file else None),
         token_file or Path(plan.server_token_file),
+        num_replicas=plan.server_replicas,
     )
 
 
@@ -163,4 +164,5 @@ def _second_place(
         ca_file or (Path(plan.second_server_ca_file) if plan.second_server_ca_file else None),
         token_file or (Path(plan.second_server_token_file) if plan.second_server_token_file else None),
         first,
+        num_replicas=plan.second_server_replicas,
     )

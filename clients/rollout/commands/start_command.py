@@ -37,7 +37,6 @@ from clients.rollout.commands.start_refusals import (
     usual_split,
 )
 from clients.rollout.drive import drive, tell
-from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
 from clients.rollout.records.open_database import is_there
@@ -51,6 +50,7 @@ from clients.rollout.records.rollout_plan import (
 )
 from clients.rollout.records.store import Store
 from clients.rollout.records.store_place import StorePlace
+from clients.rollout.replicas import server_of
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
 from clients.rollout.server_place import (
@@ -165,24 +165,24 @@ def start(
     refuse_without(match=(match or None, "prometheus", prometheus))
     held_out = None if prompts is None else held_out_in(prompts, num_at_a_time=prompts_at_a_time or 2)
     place = server_place(server, server_ca_file, server_token_file)
-    controls = [place.control(tell)]
-    local = LocalServer(controls[0], model)
-    status = local.status()
+    controls = [place.controls(tell)]
+    first = server_of(controls[0], model)
+    status = first.status()
     path = store_of(place.folder, store)
     found = candidates(releases, status, mode=mode, above=_highest_number(path))
     second_fields: dict[str, Any] = {}
     if second_server is None:
-        refuse_without_room(local, found)
+        refuse_without_room(first, found)
     else:
         other = second_place(second_server, second_server_ca_file, second_server_token_file, place)
-        second_control = other.control(tell)
-        second = LocalServer(second_control, model)
+        second_controls = other.controls(tell)
+        second = server_of(second_controls, model)
         check_second(status, second.status(), other.name)
-        if why_not := why_second_server(local, found[0], is_forced=is_second_server_forced or bool(weighed)):
+        if why_not := why_second_server(first, found[0], is_forced=is_second_server_forced or bool(weighed)):
             tell(f"the second server is used: {why_not}")
             found[0], second_fields = plan_second_server(
                 releases,
-                local,
+                first,
                 second,
                 other,
                 above=_highest_number(path),
@@ -193,7 +193,8 @@ def start(
             )
             second_fields["second_server_ca_file"] = _absolute(second_server_ca_file)
             second_fields["second_server_token_file"] = _absolute(second_server_token_file)
-            controls.append(second_control)
+            second_fields["second_server_replicas"] = len(second_controls.all())
+            controls.append(second_controls)
         else:
             tell("the server has memory for both releases: the second one is not needed")
     step_shares = (1.0,) if mode is Mode.AB else read_steps(steps or "1,5,25,50,100", is_whole=mode is Mode.CANARY)
@@ -228,6 +229,7 @@ def start(
         server_url=place.url,
         server_ca_file=place.ca_file,
         server_token_file=place.token_file,
+        server_replicas=len(controls[0].all()),
         **weighed,
         **second_fields,
     )

@@ -9,7 +9,7 @@ import math
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -75,13 +75,14 @@ class Unknown(Exception):
     """Nothing can be said of the traffic; the message says why."""
 
 
-def of_server(url: str, *, prefix: str, seconds: float) -> SeenTraffic:
+def of_server(url: str, *, prefix: str, seconds: float, num_replicas: int = 1) -> SeenTraffic:
     """Return the traffic that a server's metrics page tells of.
 
     Args:
         url: of the page.
         prefix: before upstream's names in the names of the model's Triton models.
         seconds: since the server started.
+        num_replicas: of the server; the page is one's, and the others are taken to be like it.
 
     Raises:
         Unknown: the page cannot be read, or there were too few requests.
@@ -97,7 +98,9 @@ def of_server(url: str, *, prefix: str, seconds: float) -> SeenTraffic:
             key = sample.labels.get("le") or sample.labels.get("finish_reason") or ""
             of_name = totals.setdefault(sample.name, {})
             of_name[key] = of_name.get(key, 0.0) + float(sample.value)
-    return _traffic(lambda name: totals.get(name, {}), seconds, source=f"its {duration(seconds)} so far")
+    of_replicas = f", one of {num_replicas} replicas" if num_replicas > 1 else ""
+    found = _traffic(lambda name: totals.get(name, {}), seconds, source=f"its {duration(seconds)} so far{of_replicas}")
+    return replace(found, requests=found.requests * num_replicas)
 
 
 def of_prometheus(url: str, *, prefix: str, match: str = "") -> SeenTraffic:

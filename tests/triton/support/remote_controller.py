@@ -24,15 +24,18 @@ STEP_S = 60.0
 
 
 class RemoteAddress:
-    """The address of a server's control, with an authority and keys of its own.
+    """The address of a server's control, with keys of its own.
+
+    Args:
+        authority: of its certificate; None: one of its own.
 
     Attributes:
         ca: file of the authority that a rollout trusts.
         options: of `trireme serve`.
     """
 
-    def __init__(self, folder: Path, *, key: str = KEY) -> None:
-        authority = Authority(folder / "authority")
+    def __init__(self, folder: Path, *, key: str = KEY, authority: Authority | None = None) -> None:
+        authority = authority or Authority(folder / "authority")
         pair, self.ca = authority.server(), authority.ca
         (folder / "keys.txt").write_text(f"another-key-0123456789\n{key}\n")
         [port] = free_ports(1)
@@ -63,7 +66,7 @@ class Controller:
         self.folder, self.url = folder, url
         self._begun: list[subprocess.Popen[str]] = []
         [self.port] = free_ports(1)
-        own = folder / "build" / url.removeprefix("https://").replace(":", "-") / "rollouts.sqlite"
+        own = folder / "build" / url.partition(",")[0].removeprefix("https://").replace(":", "-") / "rollouts.sqlite"
         self.store: StorePlace = own if store is None else store
         # As a pod has them: the address among its arguments, the password from a Secret.
         self._options = () if store is None else ("--store", str(store))

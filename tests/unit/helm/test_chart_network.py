@@ -73,6 +73,7 @@ def test_a_rollout_elsewhere_reaches_a_server_that_loads_and_nobody_else_does(se
     assert policy["spec"]["ingress"] == [{"from": peers, "ports": [{"port": "control"}, {"port": "grpc"}]}]
     [service] = [each for each in of_kind(documents, "Service") if each["metadata"]["name"].endswith("-control")]
     assert service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["clusterIP"] == "None", "each pod is reached, at the ports that its container has"
     assert [(port["name"], port["port"]) for port in service["spec"]["ports"]] == [("control", 8004), ("grpc", 8001)]
     [pod] = pods_of(documents)
     assert selects(service["spec"]["selector"], pod)

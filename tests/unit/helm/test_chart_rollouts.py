@@ -194,10 +194,10 @@ def notes(*layers: Values) -> str:
 def test_the_notes_say_how_to_ask_it_and_what_a_rollout_could_not_do(servers: Mapping[str, Values]) -> None:
     plain = notes(servers["one"], ROLLOUTS)
     assert "kubectl -n llm exec deploy/chat-one-rollouts -- trireme rollout status" in plain
-    several = "servers.chat may have several pods"
-    assert several not in plain
-    assert several in notes(servers["one"], ROLLOUTS, {"servers": {"chat": {"replicas": 2}}})
-    assert several in notes(servers["one"], ROLLOUTS, SITES["keda"])
+    changes = "the number of pods of servers.chat changes"
+    assert changes not in plain
+    assert changes not in notes(servers["one"], ROLLOUTS, {"servers": {"chat": {"replicas": 2}}})
+    assert changes in notes(servers["one"], ROLLOUTS, SITES["keda"])
     unreached = "no rollout reaches the Kubernetes API"
     assert unreached in notes(servers["one"], ROLLOUTS, SITES["gateway"])
     assert unreached not in notes(servers["one"], DATABASE, SITES["gateway"])

@@ -13,7 +13,8 @@ from remote_site import KEY, RemoteSite
 
 from clients import remote_control
 from clients.access import NO_ACCESS, Access
-from clients.remote_control import RemoteControl, control_address
+from clients.control_address import control_address
+from clients.remote_control import RemoteControl
 from trireme.base.errors import AccessDenied, RequestError, ServerError, SpecError, Unavailable
 
 

@@ -9,8 +9,10 @@ from remote_site import RemoteSite
 from rollout_command import rollout
 
 from clients.remote_control import RemoteControl
+from clients.rollout.local_server import Control
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.store import Store
+from clients.rollout.server_controls import ServerControls
 from clients.rollout.server_place import ServerPlace, folder_of, second_place, server_place
 from clients.server_control import ServerControl
 from trireme.base.errors import RequestError, Unavailable
@@ -23,9 +25,9 @@ def tell(_: str) -> None:
 
 
 def test_a_folder_is_asked_by_its_socket_and_an_address_over_https(tmp_path: Path) -> None:
-    assert isinstance(server_place(str(tmp_path), None, None).control(tell), ServerControl)
+    assert isinstance(only(server_place(str(tmp_path), None, None).controls(tell)), ServerControl)
     place = server_place(URL, Path("ca.crt"), Path("key.txt"))
-    assert isinstance(place.control(tell), RemoteControl)
+    assert isinstance(only(place.controls(tell)), RemoteControl)
     assert place == ServerPlace(
         Path("build/gpu-3-8004"), URL, str(Path("ca.crt").absolute()), str(Path("key.txt").absolute())
     )
@@ -51,6 +53,32 @@ def test_each_address_has_a_folder_of_its_own() -> None:
 def test_what_does_not_go_together_is_refused(server: str | None, files: dict[str, Path], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         server_place(server, files.get("ca_file"), files.get("token_file"))
+
+
+def test_replicas_are_named_one_by_one_or_are_behind_one_name() -> None:
+    key = Path("key.txt")
+    several = server_place("https://gpu-3:8004,https://gpu-4:8005/", None, key)
+    assert (several.folder, several.name) == (Path("build/gpu-3-8004"), "https://gpu-3:8004,https://gpu-4:8005")
+    controls = several.controls(tell)
+    assert not controls.is_one
+    assert list(controls.all()) == ["https://gpu-3:8004", "https://gpu-4:8005"]
+    assert controls.all() == controls.all()
+    for name, num_replicas in (("localhost", 0), ("nobody.invalid", 0), ("gpu-3", 1)):
+        assert server_place(f"https://{name}:8004", None, key, num_replicas=num_replicas).controls(tell).is_one
+    assert not server_place("https://localhost:8004", None, key, num_replicas=2).controls(tell).is_one
+    assert folder_of("https://gpu-3:8004,https://gpu-4:8005") == several.folder
+
+
+@pytest.mark.parametrize("server", [f"{URL},gpu-4:8004", f"{URL},", f"{URL},build/chat"])
+def test_replicas_that_are_named_wrongly_are_refused(server: str) -> None:
+    with pytest.raises(RequestError, match="--server must be the address"):
+        server_place(server, None, Path("key.txt"))
+
+
+def only(controls: ServerControls) -> Control:
+    assert controls.is_one
+    [control] = controls.all().values()
+    return control
 
 
 def said_by(capsys: pytest.CaptureFixture[str]) -> str:
@@ -106,7 +134,7 @@ def test_a_rollout_goes_on_where_its_plan_says(
 def test_the_second_server_is_asked_with_the_first_one_s_authority_and_key_where_none_is_named() -> None:
     first = server_place(URL, Path("ca.crt"), Path("key.txt"))
     second = second_place("https://gpu-4:8004", None, None, first)
-    assert second[1:] == ("https://gpu-4:8004", first.ca_file, first.token_file, "--second-server")
+    assert second[1:] == ("https://gpu-4:8004", first.ca_file, first.token_file, "--second-server", 0)
     own = second_place("https://gpu-4:8004", Path("own.crt"), Path("own.txt"), first)
     assert own[2:4] == (str(Path("own.crt").absolute()), str(Path("own.txt").absolute()))
     assert second_place("http://127.0.0.1:8004", None, None, first).ca_file == ""

@@ -14,6 +14,7 @@ from clients.rollout.local_server import Control, LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
+from clients.rollout.server_controls import ServerControls, one_control
 from clients.rollout.server_split import ServerSplit
 from clients.rollout.steering_lease import steering, steering_all
 from clients.rollout.weights.part_of_two import PartOfTwo
@@ -117,7 +118,8 @@ def test_outcomes_of_a_server_that_is_reached_are_counted_while_the_other_is_awa
 
 
 def test_one_rollout_steers_both_or_none(machines: list[Machine]) -> None:
-    ours, theirs = ([machine.control() for machine in machines] for _ in range(2))
+    ours = [one_control(machine.control()) for machine in machines]
+    theirs = [machine.control() for machine in machines]
     told: list[str] = []
     with steering_all(ours, PLAN, tell=told.append):
         for control in theirs:
@@ -131,4 +133,25 @@ def test_one_rollout_steers_both_or_none(machines: list[Machine]) -> None:
             pass
         with pytest.raises(RequestError, match="the split cannot be read"):  # it is given back
             theirs[0].ask("split")
+    assert told == []
+
+
+def test_one_rollout_steers_all_replicas_or_none(machines: list[Machine]) -> None:
+    by_name = dict(zip(("gpu-3", "gpu-4"), machines, strict=True))
+    ours = ServerControls(lambda: sorted(by_name), lambda name: by_name[name].control())
+    theirs = [machine.control() for machine in machines]
+    told: list[str] = []
+    with steering_all([ours], PLAN, tell=told.append):
+        for control in theirs:
+            with pytest.raises(Unavailable, match="steered by a rollout of release 2"):
+                control.ask("split")
+        for control in ours.all().values():
+            with pytest.raises(RequestError, match="the split cannot be read"):
+                control.ask("split")
+    with (
+        steering(theirs[1], OTHER, tell=told.append),
+        pytest.raises(RequestError, match="the server gpu-4: this server is steered by a rollout of release 3"),
+        steering_all([ours], PLAN, tell=told.append),
+    ):
+        pass
     assert told == []
