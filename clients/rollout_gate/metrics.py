@@ -87,7 +87,7 @@ def _cut(outcome: Outcome, _: GateSpec) -> float | None:
 METRICS: dict[str, Metric] = {
     "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=9, is_of_queue=True),
     "tpot": Metric(
-        "TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=10, is_of_queue=True
+        "TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=11, is_of_queue=True
     ),
     "output_tokens": Metric(
         "output length", "log_mean", _output_tokens, prompt_work, weight=1.5, is_two_sided=True, bound=4
@@ -98,7 +98,7 @@ METRICS: dict[str, Metric] = {
     "ttft_of_some": Metric("TTFT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
     "tpot_of_some": Metric("TPOT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
     "slow": Metric(
-        "first tokens far later than their like", "share", _nothing, weight=4, is_of_outages=True, far_over="ttft"
+        "first tokens far later than their like", "share", _nothing, weight=3, is_of_outages=True, far_over="ttft"
     ),
     "slow_decode": Metric(
         "answers far slower than their like", "share", _nothing, weight=2, is_of_outages=True, far_over="tpot"
