@@ -25,6 +25,7 @@ from clients.rollout_gate.statistics.fading import (
     sizes,
 )
 from clients.rollout_gate.statistics.groups import NUM_GROUPS
+from clients.rollout_gate.statistics.incidents import PRIORS_OF_OUTAGES, PRIORS_OF_QUEUES
 from clients.rollout_gate.statistics.mean_test import Floats, as_normal, student_quantile, tuning
 from clients.rollout_gate.statistics.mean_test import log_evidence as log_evidence_of_mean
 from clients.rollout_gate.statistics.score_test import log_evidence
@@ -63,7 +64,8 @@ class Alike(NamedTuple):
 
 def alike_of(name: str, sample: Sample, spec: GateSpec) -> Alike:
     """Return how alike requests near in time are in a metric, by the blocks so far."""
-    prior = PRIOR_OF_MEANS if METRICS[name].kind == "log_mean" else PRIOR_OF_SHARES
+    is_of_queue = METRICS[name].kind == "log_mean" and METRICS[name].is_of_queue
+    prior = PRIOR_OF_MEANS if is_of_queue else PRIOR_OF_SHARES
     weights = sizes(sample.differences[name], sample.times, spec.fade_s, prior)
     return Alike(weights, inflations(sample.times, spec.fade_s))
 
@@ -211,12 +213,17 @@ def is_proof(name: str, share: Floats, sample: Sample, spec: GateSpec, *, of_can
     evidence = log_evidence_over(events[..., arm], events[..., other], part)
     found = np.exp(-over_keys(evidence, sample.spread(name)))
     if METRICS[name].is_of_outages and name in sample.incidents:
-        incidents = sample.incidents[name].chance(share, sample.times.elapsed_s, of_candidate=of_candidate)
+        incidents = sample.incidents[name].chance(share, _priors_of(name), of_candidate=of_candidate)
         found = np.maximum(found, incidents)
     if name in sample.differences:
         alike = alike_of(name, sample, spec)
         found = np.maximum(found, chance(alike.weights, evidence[..., np.newaxis] / alike.inflations))
     return np.asarray(found < allowed(alpha_of_side(name, spec), sample.times, spec.fade_s))
+
+
+def _priors_of(name: str) -> Floats:
+    """Return how likely the events of a share come together, before any is seen."""
+    return PRIORS_OF_QUEUES if METRICS[name].is_of_queue or METRICS[name].far_over else PRIORS_OF_OUTAGES
 
 
 def over_keys(evidence: Floats, spread: Spread) -> Floats:
@@ -240,7 +247,7 @@ def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
     # Few keys: as much as a normal quantile is less than that of Student's t.
     inflation = spread.inflation * (student_quantile(tail, spread.freedom) / ndtri(tail)) ** 2
     if METRICS[name].is_of_outages and name in sample.incidents:
-        inflation = np.maximum(inflation, sample.incidents[name].clumping(sample.times.elapsed_s))
+        inflation = np.maximum(inflation, sample.incidents[name].clumping(_priors_of(name)))
     if name in sample.differences:
         alike = alike_of(name, sample, spec)
         inflation = np.maximum(inflation, (alike.weights * alike.inflations).sum(axis=-1))

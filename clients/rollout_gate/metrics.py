@@ -31,7 +31,7 @@ class Metric:
         is_two_sided: less is as bad as more.
         is_optional: not every rollout has it; it can fail one, and no pass waits for it.
         bound: of a `log_mean`, in standard deviations: figures beyond count as much as one there.
-        is_of_queue: events of the `share` come together while an arm's queue is long.
+        is_of_queue: figures are large together, or events come together, while an arm's queue is long.
         is_of_outages: events of the `share` come together while an arm, or what it needs, is out of order.
         far_over: the `log_mean` of which an event of the `share` is a figure far over its like, by a
             factor of `GateSpec`; "": no such event.
@@ -85,21 +85,25 @@ def _cut(outcome: Outcome, _: GateSpec) -> float | None:
 
 
 METRICS: dict[str, Metric] = {
-    "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=6),
-    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=8),
-    "output_tokens": Metric("output length", "log_mean", _output_tokens, prompt_work, is_two_sided=True, bound=4),
+    "ttft": Metric("TTFT", "log_mean", _ttft, prefill_work, weight=9, is_of_queue=True),
+    "tpot": Metric(
+        "TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), decode_work, weight=11, is_of_queue=True
+    ),
+    "output_tokens": Metric(
+        "output length", "log_mean", _output_tokens, prompt_work, weight=1.5, is_two_sided=True, bound=4
+    ),
     "ttft_over_target": Metric(
         "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True, is_of_outages=True
     ),
     "ttft_of_some": Metric("TTFT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
     "tpot_of_some": Metric("TPOT of one tenant or length of prompt", "groups", _nothing, is_optional=True),
     "slow": Metric(
-        "first tokens far later than their like", "share", _nothing, weight=2, is_of_outages=True, far_over="ttft"
+        "first tokens far later than their like", "share", _nothing, weight=3, is_of_outages=True, far_over="ttft"
     ),
     "slow_decode": Metric(
         "answers far slower than their like", "share", _nothing, weight=2, is_of_outages=True, far_over="tpot"
     ),
-    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=6, is_of_outages=True),
+    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=7, is_of_outages=True),
     "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty), weight=2),
     "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping), weight=3),
     "cut": Metric("answers cut by their length", "share", _cut, is_two_sided=True),

@@ -4,11 +4,11 @@
 Errors of an arm that fails for half a minute are one thing that happened, not sixty. How long such a time is nobody
 knows; so a few lengths are tried. At each, events of one arm that follow one another within it, with none of the other
 arm between, are one incident, and the length has a weight: how much likelier it is than by chance that so many events
-follow another one within it, of the time in which they could (the mixed likelihood ratio of
+follow another one within it, of the time in which they could be seen (the mixed likelihood ratio of
 `clients.rollout_gate.statistics.count_test`, with the covered share of the time as the chance). An arm that fails
-evenly, however often, has all its time covered, and no incidents. The
-chance that explains the incidents is averaged over the lengths, as `clients.rollout_gate.statistics.fading` averages
-over excesses. Events by themselves lose next to nothing.
+evenly, however often, has all its time covered, and no incidents. The chance that explains the incidents is averaged
+over the lengths, as `clients.rollout_gate.statistics.fading` averages over excesses. Events by
+themselves lose next to nothing.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,10 @@ Truths = NDArray[np.bool_]
 LENGTHS = (0.125, 0.75, 3.75)
 LONGEST = (1.5, 2.25, 3.75)
 LASTING = 1  # the length by which an incident goes on or is over
-PRIORS: Floats = np.array([0.9949, 0.004, 0.001, 0.0001])  # of independent events, then of each length
+# Of independent events, then of each length. What an arm's own queue makes likelier comes together more often than
+# errors do; and errors that come together tell so by themselves, where one outage is not all that was seen.
+PRIORS_OF_QUEUES: Floats = np.array([0.9949, 0.004, 0.001, 0.0001])
+PRIORS_OF_OUTAGES: Floats = np.array([0.999745, 2e-4, 5e-5, 5e-6])
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Incidents:
 
     Attributes:
         fade_s: as `GateSpec.fade_s`, the unit of lengths.
+        told_from_s, told_until_s: [...] time of the first and of the newest request that could have had the event.
         num: number of events.
         last_s: time of the newest event; minus infinity: there was none.
         newest: [...] arm of the newest event of both; minus one: there was none.
@@ -48,6 +52,8 @@ class Incidents:
     """
 
     fade_s: float
+    told_from_s: Floats
+    told_until_s: Floats
     num: Floats
     last_s: Floats
     newest: Floats
@@ -64,6 +70,8 @@ class Incidents:
         arms, lengths = (*shape, 2), (*shape, 2, len(LENGTHS))
         return cls(
             fade_s=fade_s,
+            told_from_s=np.full(shape, np.inf),
+            told_until_s=np.full(shape, -np.inf),
             num=np.zeros(arms),
             last_s=np.full(arms, -np.inf),
             newest=np.full(shape, -1.0),
@@ -74,6 +82,23 @@ class Incidents:
             lasting=np.zeros(arms),
             began_s=np.full(arms, np.inf),
         )
+
+    def tell(self, is_told: Truths, at_s: Floats) -> None:
+        """Take note of when requests could have had the event: what nobody could see before that did not cease then.
+
+        Args:
+            is_told: [..., rows] whether each could.
+            at_s: [..., rows] time of each request's end.
+        """
+        self.told_from_s = np.minimum(self.told_from_s, np.where(is_told, at_s, np.inf).min(axis=-1))
+        self.told_until_s = np.maximum(self.told_until_s, np.where(is_told, at_s, -np.inf).max(axis=-1))
+
+    @property
+    def told_s(self) -> Floats:
+        """Return the seconds in which the event could be seen: [...], at least 1."""
+        is_any = np.isfinite(self.told_from_s)
+        told_s = np.where(is_any, self.told_until_s, 0.0) - np.where(is_any, self.told_from_s, 0.0)
+        return np.asarray(np.maximum(told_s, 1.0))
 
     def add(self, is_event: Truths, at_s: Floats) -> None:
         """Add requests that came together: those of one arm that had the event are within any length of one another.
@@ -124,12 +149,12 @@ class Incidents:
     def _lengths_s(self) -> Floats:
         return np.array(LENGTHS) * self.fade_s
 
-    def chance(self, share: Floats, elapsed_s: Floats, *, of_candidate: bool = True) -> Floats:
+    def chance(self, share: Floats, priors: Floats, *, of_candidate: bool = True) -> Floats:
         """Return the [...] chance that explains how many more incidents one arm has.
 
         Args:
             share: [...] the candidate's share of requests.
-            elapsed_s: [...] seconds since the first request.
+            priors: weights before any event.
             of_candidate: False: the chance that explains how many more the baseline has.
         """
         arm, other = (0, 1) if of_candidate else (1, 0)
@@ -138,29 +163,34 @@ class Incidents:
         incidents, even = np.moveaxis(self.incidents, -1, 0), np.maximum(part, 0.5)
         counts = [(self.num, part), *((each, even) for each in incidents)]
         evidence = np.stack([log_evidence_over(each[..., arm], each[..., other], of) for each, of in counts], axis=-1)
-        return np.asarray((self.weights(elapsed_s) * np.exp(-np.maximum(evidence, 0.0))).sum(axis=-1))
+        return np.asarray((self.weights(priors) * np.exp(-np.maximum(evidence, 0.0))).sum(axis=-1))
 
-    def clumping(self, elapsed_s: Floats) -> Floats:
-        """Return the mean number of events of an incident: [...]."""
+    def clumping(self, priors: Floats) -> Floats:
+        """Return the mean number of events of an incident: [...]. Args: `priors`: weights before any event."""
+        weights = self.weights(priors)
         events = self.num.sum(axis=-1)[..., np.newaxis]
         sizes = events / np.maximum(self.incidents.sum(axis=-2), 1.0)
-        found = (self.weights(elapsed_s)[..., 1:] * sizes).sum(axis=-1) + self.weights(elapsed_s)[..., 0]
+        found = (weights[..., 1:] * sizes).sum(axis=-1) + weights[..., 0]
         return np.asarray(np.maximum(found, 1.0))
 
-    def weights(self, elapsed_s: Floats) -> Floats:
-        """Return the posterior weight of independent events, then of each length: [..., 1 + lengths]."""
-        together = [self._togetherness(length, length_s, elapsed_s) for length, length_s in enumerate(self._lengths_s)]
-        found = np.log(PRIORS) + np.stack([np.zeros(elapsed_s.shape), *together], axis=-1)
+    def weights(self, priors: Floats) -> Floats:
+        """Return the posterior weight of independent events, then of each length: [..., 1 + lengths].
+
+        Args:
+            priors: the same before any event.
+        """
+        together = [self._togetherness(length, length_s) for length, length_s in enumerate(self._lengths_s)]
+        found = np.log(priors) + np.stack([np.zeros(self.num.shape[:-1]), *together], axis=-1)
         found = np.exp(found - found.max(axis=-1, keepdims=True))
         return np.asarray(found / found.sum(axis=-1, keepdims=True))
 
-    def _togetherness(self, length: int, length_s: float, elapsed_s: Floats) -> Floats:
+    def _togetherness(self, length: int, length_s: float) -> Floats:
         """Return the log evidence that more events follow another one within a length than fall there by chance.
 
         It is of both arms together.
         """
         gaps = np.maximum(self.num - 1, 0.0)
         covered_s = self.covered_s[..., length] + length_s  # the last: behind the newest event
-        by_chance = np.clip(covered_s / np.maximum(elapsed_s, 1.0)[..., np.newaxis], 1e-9, 1 - 1e-9)
+        by_chance = np.clip(covered_s / self.told_s[..., np.newaxis], 1e-9, 1 - 1e-9)
         found = log_evidence_over(self.short[..., length], gaps - self.short[..., length], by_chance)
         return np.asarray(np.where(gaps > 0, found, 0.0).sum(axis=-1))

@@ -43,6 +43,7 @@ class EventSums:
         self.events += events
         is_of = np.stack([rows.is_candidate, ~rows.is_candidate], axis=-2)
         times, is_event = at_s[..., np.newaxis, :], is_of & (happened == 1)[..., np.newaxis, :]
+        self.incidents.tell(np.isfinite(happened), at_s)
         if events.any():
             self.incidents.add(is_event, at_s)
         if events.any() or self.run.any():

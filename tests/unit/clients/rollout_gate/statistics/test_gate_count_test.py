@@ -149,4 +149,4 @@ def test_no_test_of_the_arms_finds_errors_over_others_in_nineteen_rollouts_of_tw
             power, left = power + share * chance[count], left - share * binom.pmf(count, num, 0.5)
             if share < 1:
                 break
-    assert power == pytest.approx(0.9435, abs=0.0005)
+    assert power == pytest.approx(0.9414, abs=0.0005)

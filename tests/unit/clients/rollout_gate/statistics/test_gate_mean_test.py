@@ -30,17 +30,23 @@ def test_the_tuning_makes_the_boundary_lowest_where_the_effect_is_four_standard_
     assert best * float(information) ** 0.5 == pytest.approx(3.84, abs=0.01)  # standard errors
 
 
-def test_the_evidence_is_the_mixture_and_reaches_one_over_alpha_just_below_the_boundary() -> None:
+def test_the_evidence_is_the_mixture_and_nine_tenths_of_it_reach_one_over_alpha_just_below_the_boundary() -> None:
     rho, information, estimate = 40.0, 500.0, 0.1
 
     def likelihood_ratio(drift: float) -> float:
-        density = 2 * norm.pdf(drift, scale=rho**-0.5)
+        density = 2 * (0.9 * norm.pdf(drift, scale=rho**-0.5) + 0.1 * norm.pdf(drift, scale=5 * rho**-0.5))
         return float(np.exp(drift * estimate * information - drift**2 * information / 2) * density)
 
     whole, _ = quad(likelihood_ratio, 0, 2, limit=200)
     assert float(log_evidence(np.array(estimate), np.array(information), rho)) == pytest.approx(np.log(whole), abs=1e-6)
     crossed = boundary(np.array(information), rho, 0.01)
-    assert np.log(100) <= float(log_evidence(crossed, np.array(information), rho)) <= np.log(103)
+    assert np.log(90) <= float(log_evidence(crossed, np.array(information), rho)) <= np.log(103)
+
+
+def test_little_information_on_a_large_difference_is_evidence() -> None:
+    # 0.8 with a standard error of 0.16 is five of them, where the boundary is tuned to differences of 0.1.
+    rho = tuning(0.1, 0.002)
+    assert float(log_evidence(np.array(0.8), np.array(0.16**-2), rho)) > np.log(1000)
 
 
 def test_nothing_known_is_no_evidence() -> None:
