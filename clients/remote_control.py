@@ -226,9 +226,9 @@ class _Connection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         """Connect to the address."""
-        sock = socket.create_connection((self._at, self.port), _CONNECT_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock = self._tls.wrap_socket(sock, server_hostname=self.host)
+        self.sock = socket.create_connection((self._at, self.port), _CONNECT_S)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
 
 
 class RemoteJournal:

@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 import weakref
-from functools import partial
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -21,6 +20,7 @@ _FINISH_S = 2.0  # as long as a client waits for its answer (`clients.rollout.ro
 _MAX_CONNECTIONS = 1000
 _HANDSHAKE_S = 10.0
 _RETRY_S = 0.1
+_END_S = 1.0
 
 _log = logging.getLogger("trireme.http")
 # Bytes that are no HTTP could fill the log, and anybody can send them.
@@ -52,8 +52,9 @@ class HttpThread:
         self._silence_s, self._lingering_s = silence_s, lingering_s
         self._tls = tls
         self._max_connections = max_connections
-        self._begun: set[asyncio.Task[None]] = set()  # connections whose handshake goes on
+        self._begun: dict[asyncio.Task[None], socket.socket] = {}  # connections whose handshake goes on
         self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()  # those of all others
+        self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all of them
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(app,), name="http", daemon=True)
@@ -90,12 +91,21 @@ class HttpThread:
         finally:
             self._loop.remove_reader(self._listener)
             self._listener.close()
-            for task in self._begun:
-                task.cancel()
+            # A task that is cancelled before asyncio has told its transport of it would leave that one open.
+            for connection in self._begun.values():
+                _hang_up(connection)
             await asyncio.gather(*self._begun, return_exceptions=True)
             await runner.cleanup()
-            for transport in self._transports:  # TLS would wait for the caller's farewell, and the loop ends now
-                transport.abort()
+            await self._end_all()
+
+    async def _end_all(self) -> None:
+        """End connections whose TLS would wait for the caller's farewell: the loop ends now."""
+        for transport in self._transports:
+            transport.abort()
+        for connection in self._connections:  # also of transports that nobody holds but the loop
+            _hang_up(connection)
+        deadline_s = self._loop.time() + _END_S
+        while any(each.fileno() != -1 for each in self._connections) and self._loop.time() < deadline_s:
             await asyncio.sleep(0)
 
     def _watch(self, server: web.Server) -> None:
@@ -117,14 +127,10 @@ class HttpThread:
             connection.close()
             return
         connection.setblocking(False)
+        self._connections.add(connection)
         task = self._loop.create_task(self._begin(server, connection))
-        self._begun.add(task)
-        task.add_done_callback(partial(self._end, connection))
-
-    def _end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        self._begun.discard(task)
-        if task.cancelled():  # perhaps before its first step
-            connection.close()
+        self._begun[task] = connection
+        task.add_done_callback(self._begun.pop)
 
     async def _begin(self, server: web.Server, connection: socket.socket) -> None:
         timeout_s = None if self._tls is None else _HANDSHAKE_S
@@ -135,6 +141,11 @@ class HttpThread:
             self._transports.add(transport)
         except (OSError, TimeoutError):  # no TLS, or one without trust in the certificate
             connection.close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # its caller has done so
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def listen(host: str, port: int) -> socket.socket:
