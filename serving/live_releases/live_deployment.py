@@ -7,7 +7,6 @@ releases served before go on. A release that goes is drained first: its streams 
 """
 
 import contextlib
-import os
 import secrets
 import threading
 import time
@@ -20,9 +19,8 @@ from ensemble_configs.changes.deployment_diff import DeploymentDiff, compare, lo
 from ensemble_configs.changes.release_changes import model_named, without_release
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.grpc_tls import certificate_of, own_access
 from serving.doctor.preflight import check, check_releases
-from serving.doctor.release_check import releases_in_use, unverified_places
+from serving.doctor.release_check import releases_in_use
 from serving.live_releases.model_moves import (
     Say,
     drain_leaving,
@@ -32,8 +30,8 @@ from serving.live_releases.model_moves import (
     unload_changes,
     wait_loaded,
 )
+from serving.live_releases.served_status import status_of
 from serving.live_releases.stuck_unload import forget, wait_unloaded
-from serving.triton.triton_api import reachable
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, ServingError, SpecError, Unavailable
 
@@ -122,42 +120,7 @@ class LiveDeployment:
 
     def status(self) -> dict[str, object]:
         """Return the served models and releases, for callers that may change them."""
-        spec, server = self.spec, self._server
-        is_alive = server is not None and server.exit_status is None
-        is_ready = server is not None and is_alive and server.is_ready()
-        engines = server.engine_pids() if server is not None and is_alive else {}
-        return {
-            "deployment": spec.name,
-            "pid": os.getpid(),
-            "server_id": self._id,
-            "is_ready": is_ready,
-            "grpc": f"{reachable(spec.triton.host)}:{spec.triton.grpc_port}",
-            "grpc_access": None if spec.triton.grpc_tls is None else own_access(spec.triton.grpc_tls),
-            "metrics": f"http://{reachable(spec.triton.host)}:{spec.triton.metrics_port}/metrics",
-            "served_s": time.monotonic() - self._started_s,
-            "grpc_names": None if spec.triton.grpc_tls is None else certificate_of(spec.triton.grpc_tls).names,
-            "models": [
-                {
-                    "name": model.name,
-                    "prefix": model.triton_prefix,
-                    "release": model.release,
-                    "canary": model.canary,
-                    "on_trial": list(model.on_trial),
-                    "releases": [release.model_dump(mode="json") for release in model.releases],
-                    "unverified": {
-                        str(release.release): [str(place) for place in places]
-                        for release in model.releases
-                        if (places := unverified_places(release))
-                    },
-                    "engine_pids": {
-                        str(release.release): pid
-                        for release in model.releases
-                        if (pid := engines.get((f"{model.triton_prefix}tensorrt_llm", release.release)))
-                    },
-                }
-                for model in spec.models
-            ],
-        }
+        return status_of(self.spec, self._server, server_id=self._id, served_s=time.monotonic() - self._started_s)
 
     def is_stable(self, adapter: str, version: int) -> bool:
         """Return whether a version answers users who name no release; a candidate's does not."""
