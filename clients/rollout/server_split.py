@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split that servers make, and what they tell of requests: a thread for each keeps its split, one counts outcomes.
+"""The split that servers make, and what they tell of requests: of each a thread keeps the split, another one counts.
 
 A server goes by the split until its lease ends, so a rollout without its process takes no new requests. Outcomes are
 read from the journal and counted with the cursor in one transaction: each once, whoever was killed.
@@ -60,6 +60,7 @@ class ServerSplit:
     ) -> None:
         self._place = place
         self._number = number
+        self._servers = servers
         self._judge = judge
         self._tell = tell
         self._last_messages: dict[str, str] = {}  # by thread
@@ -68,13 +69,14 @@ class ServerSplit:
             for name in store.journals(number):
                 for server in servers:  # the name does not tell which of them has it; the others have no lines of it
                     self._add_journal(name, server)
-        self._counting = threading.Lock()  # from a cursor's reading to its writing
         self._closing = threading.Event()
         self._told: dict[SplittingServer, tuple[object, float]] = {}
         self._threads = [
             self._thread(f"split {which}", partial(self._keep, each)) for which, each in enumerate(servers)
         ]
-        self._threads.append(self._thread("count", self._count, _COUNT_S))
+        self._threads += [
+            self._thread(f"count {which}", partial(self._count, each), _COUNT_S) for which, each in enumerate(servers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -130,15 +132,17 @@ class ServerSplit:
             Unavailable: the store is away.
         """
         with Store(self._place) as store:
-            self._count(store)
+            for server in self._servers:
+                self._count(server, store)
 
-    def _count(self, store: Store) -> None:
-        """Count what each journal has; one that cannot be read now holds up no other."""
+    def _count(self, server: SplittingServer, store: Store) -> None:
+        """Count what each journal of a server has; one that cannot be read now holds up no other."""
         errors = []
-        for (name, _), journal in list(self._journals.items()):
+        for (name, of), journal in list(self._journals.items()):
+            if of is not server:
+                continue
             try:
-                with self._counting:
-                    self._count_journal(store, name, journal)
+                self._count_journal(store, name, journal)
             except (ServingError, OSError) as exc:
                 errors.append(exc)
         if errors:
@@ -147,6 +151,7 @@ class ServerSplit:
             self._last_messages.pop(threading.current_thread().name, None)
 
     def _count_journal(self, store: Store, name: str, journal: Journal) -> None:
+        """Count a journal to its end; lines that somebody else counts meanwhile are not counted again."""
         while True:
             cursor = store.cursor(self._number, name)
             part = journal.read(cursor)

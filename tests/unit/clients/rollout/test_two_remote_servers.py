@@ -2,7 +2,8 @@
 """A rollout of two servers on machines of their own: both tell how requests end, each once, and one rollout steers."""
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from remote_machine import LosingControl, Machine, num_counted
 from rollout_world import World
 from text_bench import wait_until
 
+from clients.remote_control import RemoteControl
 from clients.rollout.local_server import Control, LocalServer
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import Phase
@@ -115,6 +117,29 @@ def test_outcomes_of_a_server_that_is_reached_are_counted_while_the_other_is_awa
     journal_of(machines[1])
     split.close()
     writer.close()
+
+
+def test_outcomes_of_one_server_are_counted_while_the_other_one_is_silent(
+    machines: list[Machine], tmp_path: Path
+) -> None:
+    world, speaks = world_of(tmp_path / "controller"), threading.Event()
+
+    class SilentControl(RemoteControl):
+        def ask(self, operation: str, **question: object) -> Mapping[str, object]:
+            if operation == "journal":
+                assert speaks.wait(30)
+            return super().ask(operation, **question)
+
+    split = keeper(world, machines[0].control(SilentControl), machines[1].control())
+    writers = [JournalWriter(journal_of(machine), "ensemble-1") for machine in machines]
+    for writer, arm in zip(writers, ("baseline", "candidate"), strict=True):
+        writer.write(rollout=world.number, step=0, release=1, outcome=Outcome(arm=arm, ttft_ms=5.0))
+    wait_until(lambda: num_counted(world, 0) == 1)
+    speaks.set()
+    wait_until(lambda: num_counted(world, 0) == 2)
+    split.close()
+    for writer in writers:
+        writer.close()
 
 
 def test_one_rollout_steers_both_or_none(machines: list[Machine]) -> None:
