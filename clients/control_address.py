@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The address of the control of a server on another machine, and what may be wrong with it."""
 
+import socket
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from trireme.base.errors import RequestError
+from trireme.base.errors import RequestError, Unavailable
 from trireme.base.http_access import is_loopback
 
 
@@ -57,6 +59,20 @@ def control_address(url: str, option: str = "--server") -> ControlAddress:
             value=url,
         )
     return ControlAddress(host, port, parts.scheme == "https")
+
+
+def addresses_of(host: str, port: int) -> Sequence[str]:
+    """Return the addresses that a name has, sorted; of one family, since one server may have one of each.
+
+    Raises:
+        Unavailable: the name has none, or nobody says.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:  # UnicodeError: an empty or an overlong part of the name
+        raise Unavailable(f"{host} has no address: {exc}", reason="unreachable") from exc
+    first = min(family for family, *_ in found)  # IPv4 before IPv6
+    return sorted({str(address[0]) for family, *_, address in found if family is first})
 
 
 def field_of(option: str) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from clients.access import Access, redacted
 from clients.access_errors import refused_connection, refused_key
-from clients.control_address import control_address, field_of
+from clients.control_address import addresses_of, control_address, field_of
 from clients.tls_context import tls_context
 from ensemble_configs.split.outcome_journal import Cursor, JournalLine, JournalPart
 from trireme.base.errors import (
@@ -41,7 +41,7 @@ class RemoteControl:
     Args:
         url: address of the server's control, such as ``https://gpu-3.example:8004``.
         access: authorities, certificate and key.
-        address: where the server is, of the addresses that its name has; "": whichever answers.
+        address: where the server is, of the addresses that its name has; "": the name has one, or one of each family.
         silence_s: how long the server may say nothing, not even that it is alive, in seconds.
         tell: is told what the server says meanwhile.
         option: what names the address; the access's options begin like it, ``--server-token-file``.
@@ -65,6 +65,7 @@ class RemoteControl:
     ) -> None:
         self._address = control_address(url, option)
         self._host = address or self._address.host
+        self._is_one_of_several = bool(address)
         self._access, self._silence_s, self._tell, self._option = access, silence_s, tell, option
         self._was_let_in = False
         self.controller = ""
@@ -130,6 +131,7 @@ class RemoteControl:
         return found
 
     def _ask(self, operation: str, body: bytes) -> Mapping[str, object]:
+        self._check_is_one()
         with contextlib.closing(self._connection()) as connection:
             try:
                 connection.connect()
@@ -148,6 +150,18 @@ class RemoteControl:
             except (OSError, http.client.HTTPException) as exc:
                 # What was asked for may be done; every operation may be asked for again.
                 raise self._away(f"went away before it was done: {exc}", "restarting") from exc
+
+    def _check_is_one(self) -> None:
+        """Refuse a name that has got several addresses: a call would reach either server."""
+        if self._is_one_of_several:
+            return
+        try:
+            found = addresses_of(self._address.host, self._address.port)
+        except Unavailable:  # whoever connects says why
+            return
+        if len(found) > 1:
+            what = f"has {len(found)} addresses now ({', '.join(found)}), and the rollout began with one"
+            raise self._away(f"{what}; take all but one away", "replicas")
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port, is_tls = self._address
@@ -214,7 +228,8 @@ class RemoteControl:
         return text
 
     def _away(self, what: str, reason: str) -> Unavailable:
-        return Unavailable(f"the server at {self._address.url} {what}", reason=reason)
+        where = f" ({self._host})" if self._is_one_of_several else ""
+        return Unavailable(f"the server at {self._address.url}{where} {what}", reason=reason)
 
 
 class _Connection(http.client.HTTPSConnection):

@@ -72,7 +72,8 @@ class LocalServer:
         if len(models) != 1:
             names = ", ".join(str(each["name"]) for each in _models(found))
             raise ServingError(f"name one of the server's models with --model: {names}", field="model")
-        return {**models[0], **{name: found.get(name) for name in _OF_THE_SERVER}}
+        of_server = {name: found.get(name) for name in _OF_THE_SERVER}
+        return {**models[0], **of_server, "server_ids": [found.get("server_id")]}
 
     @property
     def parts(self) -> "list[LocalServer]":
@@ -134,7 +135,9 @@ class LocalServer:
         Raises:
             ServerError: the release does not answer, or without any text.
         """
-        engine = next(each for each in self.status()["releases"] if each["release"] == number)["engine"]
+        engine = next((each["engine"] for each in self.status()["releases"] if each["release"] == number), None)
+        if engine is None:
+            raise ServerError(f"release {number} is not loaded any more: one of its processes died")
         num_requests = min(int(engine.get("max_num_seqs", 1)), _MAX_TRIED)
         asyncio.run(self._try(self.target(number), num_requests))
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server of several replicas, such as the pods of a Deployment: what is done to one is done to all.
 
-Each splits its own requests and tells how they end; the evidence is that of all. A replica that is replaced meanwhile
-has no candidate, and ends the rollout as an engine that died does.
+Each splits its own requests and tells how they end; the evidence is that of all. A replica that comes, goes or loses
+its candidate ends the rollout, as an engine that died does. One that came while the candidate was promoted, or went
+unnoticed before, is brought to the release that the others serve, so that no end leaves two stable releases.
 """
 
 import json
+import threading
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from clients.rollout.judging.replay import PromptScores, Target
 from clients.rollout.local_server import LocalServer
 from clients.rollout.records.held_out import HeldOut
 from clients.rollout.server_controls import ServerControls
-from trireme.base.errors import RequestError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
 
 Found = TypeVar("Found")
 
@@ -32,26 +33,29 @@ class Replicas:
     def __init__(self, controls: ServerControls, model: str | None) -> None:
         self._controls = controls
         self._model = model
+        self._first: set[str] = set()  # those that were there when this process began
 
     @property
     def parts(self) -> list[LocalServer]:
-        """Return the replicas that are there now. Raises: Unavailable: some are missing."""
+        """Return the replicas that are there now. Raises: Unavailable: nobody knows which are there."""
         return list(self._each().values())
 
     def status(self) -> dict[str, Any]:
-        """Return what the replicas say of the model, the first one's addresses, and `num_replicas`.
+        """Return what the replicas say of the model, the first one's addresses, `server_ids` and `num_replicas`.
 
         Raises:
             RequestError: they do not serve the same, or two addresses are of one server.
-            Unavailable: some are missing, or do not answer.
+            Unavailable: one does not answer.
         """
         found = self._all(LocalServer.status)
+        by_id: dict[object, str] = {}
+        for name, each in found.items():
+            if (same := by_id.setdefault(each["server_id"], name)) != name:
+                raise RequestError(
+                    f"{same} and {name} are one server; name each replica once", field="server", value=name
+                )
         (first_name, first), *others = found.items()
         for name, other in others:
-            if other["server_id"] == first["server_id"]:
-                raise RequestError(
-                    f"{first_name} and {name} are one server; name each replica once", field="server", value=name
-                )
             for field in _ALIKE:
                 if json.dumps(first[field], sort_keys=True) != json.dumps(other[field], sort_keys=True):
                     raise RequestError(
@@ -60,7 +64,7 @@ class Replicas:
                         field="server",
                         value=name,
                     )
-        return {**first, "num_replicas": len(found)}
+        return {**first, "server_ids": list(by_id), "num_replicas": len(found)}
 
     def why_no_room(self, release: Mapping[str, object]) -> str:
         """Return a sentence about the memory that a release lacks at a replica; "" where none lacks any."""
@@ -68,7 +72,12 @@ class Replicas:
         return next((f"{name}: {why_not}" for name, why_not in found.items() if why_not), "")
 
     def add(self, release: Mapping[str, object], *, is_canary: bool) -> None:
-        """Load a release on trial, on all at once."""
+        """Load a release on trial, on all at once.
+
+        Raises:
+            ServerError: other replicas are there than when this process began: nobody splits their requests.
+        """
+        self._check_same()
         self._all(lambda each: each.add(release, is_canary=is_canary))
 
     def replace(self, release: Mapping[str, object], *, drain_timeout_s: float) -> None:
@@ -76,15 +85,21 @@ class Replicas:
         self._all(lambda each: each.replace(release, drain_timeout_s=drain_timeout_s))
 
     def promote(self, number: int) -> None:
-        """Serve a release to requests that name no release."""
-        self._all(lambda each: each.promote(number))
+        """Serve a release to requests that name no release, also at a replica that has come without it."""
+        self._bring(number, lambda _: True)
 
     def settle(self) -> None:
         """End the trial of all releases; all of them stay loaded."""
         self._all(LocalServer.settle)
 
     def remove(self, number: int, *, drain_timeout_s: float) -> None:
-        """Unload a release once its streams have ended, or after `drain_timeout_s` seconds."""
+        """Unload a release once its streams have ended, or after `drain_timeout_s` seconds.
+
+        Where it is the stable one at some replicas alone, those are brought to the release of the others first.
+        """
+        stable = {int(each["release"]) for each in self._all(LocalServer.status).values()}
+        if number in stable and (others := stable - {number}):
+            self._bring(max(others), lambda status: status["release"] == number)
         self._all(lambda each: each.remove(number, drain_timeout_s=drain_timeout_s))
 
     def lives(self) -> Mapping[str, object]:
@@ -97,6 +112,7 @@ class Replicas:
 
     def try_out(self, number: int) -> None:
         """Let each replica answer as many requests as it takes at a time."""
+        self._check_same()
         self._all(lambda each: each.try_out(number))
 
     def target(self, number: int | None = None) -> Target:
@@ -107,8 +123,35 @@ class Replicas:
         """Ask the first replica the held-out prompts: the others have the same releases."""
         yield from self.parts[0].replay(held_out, number)
 
+    def _bring(self, number: int, is_meant: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Make a release the stable one at some replicas; one that lacks it loads it as another one has it."""
+        found = self._all(LocalServer.status)
+        known = (each for status in found.values() for each in status["releases"])
+        release = next((each for each in known if each["release"] == number), None)
+
+        def bring(each: LocalServer) -> None:
+            status = each.status()
+            if not is_meant(status):
+                return
+            if release is not None and number not in [one["release"] for one in status["releases"]]:
+                each.add(release, is_canary=status["canary"] is None)
+                each.try_out(number)
+            each.promote(number)
+
+        self._all(bring)
+
+    def _check_same(self) -> None:
+        there = set(self._each())
+        if there != self._first:
+            raise ServerError(
+                f"replicas came or went meanwhile: {', '.join(sorted(there))} are there, and there were "
+                f"{', '.join(sorted(self._first))}"
+            )
+
     def _each(self) -> dict[str, LocalServer]:
-        return {name: LocalServer(control, self._model) for name, control in self._controls.all().items()}
+        found = {name: LocalServer(control, self._model) for name, control in self._controls.all().items()}
+        self._first = self._first or set(found)
+        return found
 
     def _all(self, do: Callable[[LocalServer], Found]) -> dict[str, Found]:
         """Do a thing at all replicas at once, and return what each answers.
@@ -116,15 +159,26 @@ class Replicas:
         Raises:
             ServingError: a replica refuses, which comes before one that is away.
         """
-        servers = self._each()
-        with ThreadPoolExecutor(len(servers), thread_name_prefix="replica") as pool:
-            doing = {name: pool.submit(do, each) for name, each in servers.items()}
-        errors = {name: exc for name, each in doing.items() if isinstance(exc := each.exception(), ServingError)}
-        for is_away in (False, True):
-            for name, exc in errors.items():
-                if isinstance(exc, Unavailable) is is_away:
-                    raise type(exc)(f"replica {name}: {exc.message}", **exc.facts) from exc
-        return {name: each.result() for name, each in doing.items()}
+        found: dict[str, Found] = {}
+        errors: dict[str, Exception] = {}
+
+        def work(name: str, server: LocalServer) -> None:
+            try:
+                found[name] = do(server)
+            except Exception as exc:  # raised again, in the caller's thread
+                errors[name] = exc
+
+        # A process that is told to end does not wait for them.
+        threads = [threading.Thread(target=work, args=each, daemon=True) for each in self._each().items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for name, exc in sorted(errors.items(), key=lambda each: isinstance(each[1], Unavailable)):
+            if not isinstance(exc, ServingError):
+                raise exc
+            raise type(exc)(f"replica {name}: {exc.message}", **exc.facts) from exc
+        return dict(sorted(found.items()))
 
 
 AnyServer = LocalServer | Replicas

@@ -39,9 +39,10 @@ def check_second(first: Mapping[str, Any], second: Mapping[str, Any], name: str)
     Raises:
         RequestError: it is no other server, or its model has another name.
     """
-    if first["server_id"] == second["server_id"]:
+    if not set(first["server_ids"]).isdisjoint(second["server_ids"]):
         raise RequestError(
-            f"second_server {name} is the first server itself; start another one, of ports or a machine of its own",
+            f"second_server {name} is the first server itself, or has a replica of it; start another one, of ports or "
+            "a machine of its own",
             field="second_server",
             value=name,
         )

@@ -11,12 +11,12 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from clients.access import Access
-from clients.control_address import ControlAddress, control_address, field_of
+from clients.control_address import ControlAddress, addresses_of, control_address, field_of
 from clients.remote_control import RemoteControl
-from clients.rollout.server_controls import ServerControls, behind, num_addresses, one_control
+from clients.rollout.server_controls import ServerControls, one_control
 from clients.server_control import ServerControl
 from clients.server_folder import server_folder
-from trireme.base.errors import RequestError
+from trireme.base.errors import RequestError, Unavailable
 from trireme.base.unix_socket import CONTROL_SOCKET
 
 
@@ -111,8 +111,7 @@ class ServerPlace(NamedTuple):
         url: of the control, on another machine; "": the server is on this one.
         ca_file, token_file: of the access to that control; "": none.
         option: what names the place, for people.
-        num_replicas: number of addresses that the control's name has to have, each of a replica; 1: the server is one
-            process, by whatever address; 0: as many as there are.
+        is_one: the server is one process; None: that shows by its name, which has one address then.
     """
 
     folder: Path
@@ -120,7 +119,7 @@ class ServerPlace(NamedTuple):
     ca_file: str = ""
     token_file: str = ""
     option: str = "--server"
-    num_replicas: int = 0
+    is_one: bool | None = None
 
     @property
     def name(self) -> str:
@@ -135,11 +134,10 @@ class ServerPlace(NamedTuple):
         if len(urls) > 1:
             return ServerControls(lambda: urls, lambda url: self._remote(url, _named(url, tell)))
         host, port, _ = control_address(self.url, self.option)
-        num_replicas = self.num_replicas or num_addresses(host, port)
-        if num_replicas == 1:
+        if _is_one(host, port) if self.is_one is None else self.is_one:
             return one_control(self._remote(self.url, tell))
         return ServerControls(
-            behind(host, port, num_replicas),
+            lambda: addresses_of(host, port),
             lambda address: self._remote(self.url, _named(address, tell), address=address),
         )
 
@@ -158,14 +156,14 @@ def server_place(
     token_file: Path | None,
     *,
     option: str = "--server",
-    num_replicas: int = 0,
+    is_one: bool | None = None,
 ) -> ServerPlace:
     """Return the place that a command's options name.
 
     Args:
         server: a folder, an address of a control, or several with commas between, one of each replica.
         option: the one that names `server`; those of its access begin like it.
-        num_replicas: as of `ServerPlace`.
+        is_one: as of `ServerPlace`.
 
     Raises:
         RequestError: they do not go together, or the address is none.
@@ -187,17 +185,19 @@ def server_place(
             "server's --remote-token-file",
             field=f"{field}_token_file",
         )
-    if ca_file is not None and not address.is_tls:
+    if ca_file is not None and not any(each.is_tls for each in (address, *others)):
         raise RequestError(
             f"{option}-ca-file is for https://, and {option} is {address.url}; leave it out", field=f"{field}_ca_file"
         )
+    if len({address, *others}) <= len(others):
+        raise RequestError(f"{option} names an address twice; name each replica once", field=field, value=server)
     ca = "" if ca_file is None else str(ca_file.absolute())
     urls = ",".join(each.url for each in (address, *others))
-    return ServerPlace(_folder_of(address), urls, ca, str(token_file.absolute()), option, num_replicas)
+    return ServerPlace(_folder_of(address), urls, ca, str(token_file.absolute()), option, is_one)
 
 
 def second_place(
-    server: str, ca_file: Path | None, token_file: Path | None, first: ServerPlace, *, num_replicas: int = 0
+    server: str, ca_file: Path | None, token_file: Path | None, first: ServerPlace, *, is_one: bool | None = None
 ) -> ServerPlace:
     """Return the place of the second server, to which the first one's authority and key lead where none is named.
 
@@ -209,7 +209,14 @@ def second_place(
             ca_file = Path(first.ca_file)
         if token_file is None and first.token_file:
             token_file = Path(first.token_file)
-    return server_place(server, ca_file, token_file, option="--second-server", num_replicas=num_replicas)
+    return server_place(server, ca_file, token_file, option="--second-server", is_one=is_one)
+
+
+def _is_one(host: str, port: int) -> bool:
+    try:
+        return len(addresses_of(host, port)) == 1
+    except Unavailable:  # whoever asks the server says why
+        return True
 
 
 def _named(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:

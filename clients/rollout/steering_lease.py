@@ -6,7 +6,8 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from clients.rollout.local_server import Control
 from clients.rollout.records.rollout_plan import Plan
@@ -15,6 +16,7 @@ from trireme.base.errors import RequestError, ServingError, Unavailable
 
 LEASE_S = 30.0
 _RENEW_S = 5.0
+_LOOK_S = 0.5
 
 
 @contextlib.contextmanager
@@ -23,11 +25,10 @@ def steering_all(controls: Sequence[ServerControls], plan: Plan, *, tell: Callab
 
     Raises:
         RequestError, ServingError: as `steering`; then none is steered.
-        Unavailable: some replicas are missing.
     """
     with contextlib.ExitStack() as held:
         for replicas, name in zip(controls, ("server", "second server"), strict=False):
-            for where, control in replicas.all().items():
+            for where, control in _all(replicas, name, tell).items():
                 held.enter_context(steering(control, plan, tell=tell, name=f"{name} {where}".strip()))
         yield
 
@@ -68,6 +69,19 @@ def steering(
         closing.set()
         thread.join(2 * renew_s)  # it may wait for a server that is silent
         lease.give_back()
+
+
+def _all(replicas: ServerControls, name: str, tell: Callable[[str], None]) -> Mapping[str, Control]:
+    """Return the controls of all replicas; wait while nobody knows them."""
+    message = ""
+    while True:
+        try:
+            return replicas.all()
+        except Unavailable as exc:
+            if exc.message != message:
+                tell(f"waiting for the {name}: {exc.message}")
+            message = exc.message
+            time.sleep(_LOOK_S)
 
 
 class _Lease:

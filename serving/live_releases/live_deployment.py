@@ -35,6 +35,8 @@ from serving.live_releases.stuck_unload import forget, wait_unloaded
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, ServingError, SpecError, Unavailable
 
+_AGAIN_S = 1.0
+
 
 class LiveDeployment:
     """The deployment of one server, over the lives of its Triton processes. Changes wait for one another.
@@ -147,21 +149,26 @@ class LiveDeployment:
         return False
 
     def _take_out(self, model: str, number: int) -> None:
-        server = self._server
+        """Take a release out, however often that takes; where the server ends meanwhile, `start` leaves it out."""
+        server, told = self._server, ""
         assert server is not None
-        try:
-            for name in model_named(self.spec, model).triton_names:
-                server.kill_adapters(name, number)
-            self.become(
-                lambda spec: without_release(spec, model_named(spec, model), number),
-                drain_timeout_s=0,
-                say=self._tell,
-            )
-        except (ServingError, psutil.NoSuchProcess) as exc:
-            if server.exit_status is not None:
-                return  # `start` leaves it out, or has done so
-            self._tell(f"release {number} of {model} could not be taken out: {exc}")
-        self._ending.discard((model, number))
+        while server.exit_status is None:
+            try:
+                for name in model_named(self.spec, model).triton_names:
+                    server.kill_adapters(name, number)
+                self.become(
+                    lambda spec: without_release(spec, model_named(spec, model), number),
+                    drain_timeout_s=0,
+                    say=self._tell,
+                )
+            except (ServingError, OSError, psutil.NoSuchProcess) as exc:
+                if str(exc) != told:
+                    self._tell(f"release {number} of {model} is not taken out yet: {exc}")
+                told = str(exc)
+                time.sleep(_AGAIN_S)
+            else:
+                self._ending.discard((model, number))
+                return
 
     def give_up_candidate(self, reason: str) -> bool:
         """Serve without the candidates from the next start on; False: there are none that could be to blame."""

@@ -20,7 +20,7 @@ _FINISH_S = 2.0  # as long as a client waits for its answer (`clients.rollout.ro
 _MAX_CONNECTIONS = 1000
 _HANDSHAKE_S = 10.0
 _RETRY_S = 0.1
-_END_S = 1.0
+_END_S = 1.0  # for connections that were hung up
 
 _log = logging.getLogger("trireme.http")
 # Bytes that are no HTTP could fill the log, and anybody can send them.
@@ -106,7 +106,7 @@ class HttpThread:
             _hang_up(connection)
         deadline_s = self._loop.time() + _END_S
         while any(each.fileno() != -1 for each in self._connections) and self._loop.time() < deadline_s:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
     def _watch(self, server: web.Server) -> None:
         if not self._closing.is_set():

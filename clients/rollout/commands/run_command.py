@@ -138,7 +138,7 @@ def _place(server: str | None, ca_file: Path | None, token_file: Path | None, pl
         server or plan.server_url,
         ca_file or (Path(plan.server_ca_file) if plan.server_ca_file else None),
         token_file or Path(plan.server_token_file),
-        num_replicas=plan.server_replicas,
+        is_one=not plan.is_replicated,
     )
 
 
@@ -164,5 +164,5 @@ def _second_place(
         ca_file or (Path(plan.second_server_ca_file) if plan.second_server_ca_file else None),
         token_file or (Path(plan.second_server_token_file) if plan.second_server_token_file else None),
         first,
-        num_replicas=plan.second_server_replicas,
+        is_one=not plan.is_second_replicated,
     )

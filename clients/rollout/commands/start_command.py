@@ -193,7 +193,7 @@ def start(
             )
             second_fields["second_server_ca_file"] = _absolute(second_server_ca_file)
             second_fields["second_server_token_file"] = _absolute(second_server_token_file)
-            second_fields["second_server_replicas"] = len(second_controls.all())
+            second_fields["is_second_replicated"] = not second_controls.is_one
             controls.append(second_controls)
         else:
             tell("the server has memory for both releases: the second one is not needed")
@@ -229,7 +229,7 @@ def start(
         server_url=place.url,
         server_ca_file=place.ca_file,
         server_token_file=place.token_file,
-        server_replicas=len(controls[0].all()),
+        is_replicated=not controls[0].is_one,
         **weighed,
         **second_fields,
     )

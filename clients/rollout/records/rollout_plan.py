@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         cert_file, key_file, token_file: of the API that clients ask (`clients.rollout.api_access`); "": none.
         server_url: address of the control of a server on another machine; "": the server is on this one.
         server_ca_file, server_token_file: of the access to that control; "": none.
-        server_replicas, second_server_replicas: number of replicas behind the address of a control.
+        is_replicated, is_second_replicated: the address of the control is of several replicas.
     """
 
     mode: Mode = Mode.CANARY
@@ -104,8 +104,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     server_url: str = ""
     server_ca_file: str = ""
     server_token_file: str = ""
-    server_replicas: int = 1
-    second_server_replicas: int = 1
+    is_replicated: bool = False
+    is_second_replicated: bool = False
 
     @property
     def arms(self) -> dict[str, float]:

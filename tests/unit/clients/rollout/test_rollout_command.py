@@ -159,12 +159,12 @@ def test_whoever_only_looks_stops_nobody_who_begins(path: Path) -> None:
 
 
 def test_a_second_server_is_another_one_of_the_same_model() -> None:
-    first: dict[str, Any] = {"server_id": "7", "name": "chat"}
-    check_second(first, {"server_id": "8", "name": "chat"}, "b")
+    first: dict[str, Any] = {"server_ids": ["7"], "name": "chat"}
+    check_second(first, {"server_ids": ["8"], "name": "chat"}, "b")
     with pytest.raises(RequestError, match="second_server b is the first server itself"):
-        check_second(first, {"server_id": "7", "name": "chat"}, "b")
+        check_second(first, {"server_ids": ["7"], "name": "chat"}, "b")
     with pytest.raises(RequestError, match="the model of second_server b is other, and must be called chat"):
-        check_second(first, {"server_id": "8", "name": "other"}, "b")
+        check_second(first, {"server_ids": ["8"], "name": "other"}, "b")
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,11 @@ def test_replicas_are_named_one_by_one_or_are_behind_one_name() -> None:
     assert not controls.is_one
     assert list(controls.all()) == ["https://gpu-3:8004", "https://gpu-4:8005"]
     assert controls.all() == controls.all()
-    for name, num_replicas in (("localhost", 0), ("nobody.invalid", 0), ("gpu-3", 1)):
-        assert server_place(f"https://{name}:8004", None, key, num_replicas=num_replicas).controls(tell).is_one
-    assert not server_place("https://localhost:8004", None, key, num_replicas=2).controls(tell).is_one
+    for name, is_one in (("localhost", None), ("nobody.invalid", None), ("gpu-3", True)):
+        assert server_place(f"https://{name}:8004", None, key, is_one=is_one).controls(tell).is_one
+    assert not server_place("https://localhost:8004", None, key, is_one=False).controls(tell).is_one
+    with pytest.raises(RequestError, match="--server names an address twice"):
+        server_place(f"{URL},{URL}/", None, key)
     assert folder_of("https://gpu-3:8004,https://gpu-4:8005") == several.folder
 
 
@@ -134,7 +136,7 @@ def test_a_rollout_goes_on_where_its_plan_says(
 def test_the_second_server_is_asked_with_the_first_one_s_authority_and_key_where_none_is_named() -> None:
     first = server_place(URL, Path("ca.crt"), Path("key.txt"))
     second = second_place("https://gpu-4:8004", None, None, first)
-    assert second[1:] == ("https://gpu-4:8004", first.ca_file, first.token_file, "--second-server", 0)
+    assert second[1:] == ("https://gpu-4:8004", first.ca_file, first.token_file, "--second-server", None)
     own = second_place("https://gpu-4:8004", Path("own.crt"), Path("own.txt"), first)
     assert own[2:4] == (str(Path("own.crt").absolute()), str(Path("own.txt").absolute()))
     assert second_place("http://127.0.0.1:8004", None, None, first).ca_file == ""

@@ -122,6 +122,12 @@ def test_of_several_models_each_has_its_own_traffic(serve: Callable[[str], str])
     assert of_server(serve(page()), prefix="other_", seconds=1).requests == 8888
 
 
+def test_one_replica_tells_the_traffic_of_all(serve: Callable[[str], str]) -> None:
+    one, three = (of_server(serve(page()), prefix="", seconds=2000, num_replicas=number) for number in (1, 3))
+    assert (three.requests, three.spreads) == (3 * one.requests, one.spreads)
+    assert three.source == f"{one.source}, one of 3 replicas"
+
+
 def test_a_busy_day_and_a_wide_spread_are_told(serve: Callable[[str], str]) -> None:
     narrow = estimate(plan(), of_server(serve(page(ttft_sd=0.3)), prefix="", seconds=2000))
     wide = estimate(plan(), of_server(serve(page(ttft_sd=1.2)), prefix="", seconds=2000))
