@@ -19,8 +19,11 @@ def page(text: str) -> str:
         "shadow cost": _shadow_cost(rollouts),
         "kills": kills_table(kills),
         "outcomes": outcomes_table(latest("outcomes_under_kills")),
+        "outcomes and metrics": metrics_table(latest("outcomes_and_metrics")),
         "split cost": _split_cost(latest("split_cost")),
-        "origins": source("outcomes_under_kills", "split_cost"),
+        "clients": clients_table(latest("every_client")),
+        "shares": shares_table(latest("every_client")),
+        "origins": source("every_client", "outcomes_under_kills", "outcomes_and_metrics", "split_cost"),
     }
     return with_tables(text, tables)
 
@@ -36,6 +39,57 @@ def outcomes_table(result: Document) -> str:
     ]
     header = ["killed at random moments", "whole answers of the candidate", "counted", "cut", "refused", "mixed texts"]
     return markdown_table(header, [row])
+
+
+def metrics_table(result: Document) -> str:
+    """Return the table of the outcomes that rollouts counted, beside the requests of the server's metrics."""
+    outcomes, metrics = result["outcomes"], result["metrics"]
+    rows = [
+        ["candidate", metrics["candidate"], metrics["not_ready"], outcomes["candidate"]],
+        ["baseline", metrics["baseline"], 0, outcomes["baseline"]],
+    ]
+    header = ["arm", "`trireme_split_requests_total`", "for which it was not ready", "outcomes counted"]
+    return markdown_table(header, ([name, *(f"{count:,}" for count in counts)] for name, *counts in rows))
+
+
+def clients_table(result: Document) -> str:
+    """Return the table of the releases that every client met, with how each rollout ended."""
+    return markdown_table(
+        ["release", "ended", "reason", "minutes", "answers", "failed"],
+        (
+            [
+                one["name"],
+                one["phase"].replace("_", " "),
+                _first_words(one["reason"]),
+                f"{one['seconds'] / 60:.1f}",
+                f"{one['answers']:,}",
+                str(one["failed"]),
+            ]
+            for one in result["rollouts"]
+        ),
+    )
+
+
+def shares_table(result: Document) -> str:
+    """Return the table of the answers that each client had of the good release, at each share."""
+    [met] = (one["met"] for one in result["rollouts"] if "met" in one)
+    shares = list(next(iter(met.values())))
+    return markdown_table(
+        ["client", "streams", *(f"at {float(share):.0%}" for share in shares)],
+        (
+            [
+                client,
+                str(result["streams"][client]),
+                *(f"{found[share]['candidate']:,} of {found[share]['of']:,}" for share in shares),
+            ]
+            for client, found in met.items()
+        ),
+    )
+
+
+def _first_words(reason: str) -> str:
+    """Return what a reason begins with: the figures of single prompts and of other metrics follow."""
+    return reason.partition(";")[0]
 
 
 def _split_cost(result: Document) -> str:
