@@ -215,9 +215,11 @@ def test_replicas_that_come_while_the_candidate_is_loaded_end_the_rollout(three:
     assert len(server.parts) == 2
     server.add({"release": 3}, is_canary=True)
     there[1] = "c"
-    for call in (lambda: server.add({"release": 3}, is_canary=True), lambda: server.try_out(3)):
-        with pytest.raises(ServerError, match="replicas came or went meanwhile: a, c are there, and there were a, b"):
-            call()
+    said = "replicas came or went meanwhile: a, c are there, and there were a, b"
+    with pytest.raises(ServerError, match=said):
+        server.add({"release": 3}, is_canary=True)
+    with pytest.raises(ServerError, match=said):
+        server.try_out(3)
     server.remove(3, drain_timeout_s=0)
     assert [each.numbers for each in three] == [[1, 2], [1, 2, 3], [1, 2]]
 

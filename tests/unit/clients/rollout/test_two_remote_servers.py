@@ -170,9 +170,9 @@ def test_one_rollout_steers_all_replicas_or_none(machines: list[Machine]) -> Non
         for control in theirs:
             with pytest.raises(Unavailable, match="steered by a rollout of release 2"):
                 control.ask("split")
-        for control in ours.all().values():
+        for own in ours.all().values():
             with pytest.raises(RequestError, match="the split cannot be read"):
-                control.ask("split")
+                own.ask("split")
     with (
         steering(theirs[1], OTHER, tell=told.append),
         pytest.raises(RequestError, match="the server gpu-4: this server is steered by a rollout of release 3"),
