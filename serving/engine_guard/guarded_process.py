@@ -23,6 +23,7 @@ from serving.process.process_identity import start_ticks
 # The guard terminates, kills, and waits for the kernel (`process_tree`); then it is killed itself.
 _GUARD_ENDS_S = 20.0
 _SLICE_S = 0.1
+_LAUNCH_VARIABLE = "TRIREME_LAUNCH"  # in the environment of each process below the guard
 
 
 class PlainProcess:
@@ -86,7 +87,9 @@ class GuardedProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [*guard, str(theirs.fileno())],
-                env=start.environment_from(os.environ) | dict.fromkeys(start.folder_variables, str(self._folder)),
+                env=start.environment_from(os.environ)
+                | dict.fromkeys(start.folder_variables, str(self._folder))
+                | {_LAUNCH_VARIABLE: self._folder.name},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -170,6 +173,14 @@ class GuardedProcess:
                     rank = psutil.Process(found.pid)
                     if start_ticks(found.pid) == found.start_ticks:
                         rank.kill()
+            self._kill_launched()
+
+    def _kill_launched(self) -> None:
+        """Kill what a guard that was killed had not told of: all that has this launch in its environment."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_LAUNCH_VARIABLE) == self._folder.name:
+                    process.kill()
 
     def _read(self, left_s: float) -> bool:
         """Read the guard's next messages; False: there is no time left, or no message will come any more.

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from ranked_engine import World, needs_mpirun, wait_until
 
+from serving.engine_guard.guarded_process import GuardedProcess
 from trireme.base.errors import ServerError, SpecError, Unavailable
 
 pytestmark = [pytest.mark.slow, needs_mpirun]
@@ -198,6 +199,19 @@ def test_no_rank_outlives_the_process_that_is_killed_above_it(world: World, vict
     adapter.client.start()
     old = world.ranks()
     _of(world, victim).kill()
+    assert adapter.deaths.get(timeout=20).facts == {"reason": "engine_died"}
+    adapter.ask_when_back(1)
+    assert not any(rank.is_running() for rank in old)
+
+
+def test_no_rank_outlives_a_guard_that_is_killed_before_it_has_told_of_any(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedProcess, "_ranks", property(lambda _: [], lambda *_: None), raising=False)
+    adapter = world.adapter()
+    adapter.client.start()
+    old = world.ranks()
+    _of(world, "serving.engine_guard").kill()
     assert adapter.deaths.get(timeout=20).facts == {"reason": "engine_died"}
     adapter.ask_when_back(1)
     assert not any(rank.is_running() for rank in old)
