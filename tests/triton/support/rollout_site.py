@@ -29,7 +29,7 @@ ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 20.0, "max_num_seq
 # What takes seconds here, and passes up to 90 % more latency: the default gate says nothing of latency for 80 s.
 # Results name their gate; how often the default one is wrong is measured by benchmarks.rollout_gate.gate_trials.
 WIDE_OPEN, DEFAULT_GATE = "wide open", "default"
-GATE = {
+GATE: dict[str, Any] = {
     "min_requests": 50,
     "fade_s": 0.5,
     "effects": dict.fromkeys(("ttft", "tpot", "ttft_of_some", "tpot_of_some"), 0.9)
