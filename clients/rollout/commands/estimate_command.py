@@ -15,12 +15,7 @@ from clients.rollout.estimate.verdict_estimate import estimate as estimate_of
 from clients.rollout.estimate.verdict_estimate import lines
 from clients.rollout.planning import gate_settings
 from clients.rollout.records.rollout_plan import Mode, Plan, check_plan, read_steps
-from clients.rollout.server_place import (
-    ServerCaOption,
-    ServerOrAddressOption,
-    ServerTokenOption,
-    server_place,
-)
+from clients.rollout.server_place import ServerCaOption, ServerOrAddressOption, ServerTokenOption, server_place
 from trireme.base.errors import RequestError, Unavailable
 
 PrometheusOption = Annotated[
