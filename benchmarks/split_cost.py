@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a split in the server: the same requests with and without one, at equal engine load.
 
-`python -m benchmarks.split_cost --help`. Rounds of three sides take turns: no split; a split that gives everything to
-the stable release, so that nothing changes but the deciding and the outcomes; a canary of the same release with half.
+`python -m benchmarks.split_cost --help`. Rounds of four sides take turns: no split; a split that gives everything to
+the stable release, so that nothing changes but the deciding and the outcomes; a canary of the same release with half;
+and no split, with requests that name both releases in turn, so that two engines run as under the canary.
 A step of the simulated engine takes the same time whatever its batch is: half of the requests on each of two engines
-load an engine as all of them load one.
+load an engine as all of them load one. Each side answers as many requests before those that are measured: the first
+outcome of a rollout opens its journal.
 """
 
 import random
@@ -33,11 +35,15 @@ _STREAMS = (1, 16)
 _STEP_MS = 10.0
 _LEASE_S = 600.0
 _WARM_UP = 16  # requests
+_WARM_TOKENS = 2
 _NONE, _ALL_STABLE, _CANARY = "no split", "a split, all to the stable release", "a canary with 50 %"
+_NAMED = "no split, the requests name two releases"
+_MODEL = "tensorrt_llm_bls"  # splits as `ensemble` does, and takes the releases that requests name
 _SHARES: dict[str, list[dict[str, Any]]] = {
     _ALL_STABLE: [{"upto": 1.0, "release": 1, "arm": "baseline"}],
     _CANARY: [{"upto": 0.5, "release": 2, "arm": "candidate"}, {"upto": 1.0, "release": 1, "arm": "baseline"}],
 }
+_RATIOS = [(_ALL_STABLE, _NONE), (_CANARY, _NONE), (_NAMED, _NONE), (_CANARY, _NAMED)]
 _FIGURES = {"throughput": "tokens_per_s", "ttft": "ttft_ms", "itl_p99": "itl_p99_ms"}
 
 
@@ -52,7 +58,7 @@ class _Split:
     @contextmanager
     def on(self, side: str) -> Iterator[None]:
         """Split the requests meanwhile, and count the outcomes; each time as a rollout of its own."""
-        if side == _NONE:
+        if side not in _SHARES:
             yield
             return
         self._number += 1
@@ -69,12 +75,12 @@ def main(
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
 ) -> None:
-    """Measure and print; some four minutes."""
+    """Measure and print; some five minutes."""
     maker = PromptMaker(demo_tokenizer(), input_tokens=16, seed=1)
     spec = costless_deployment(_NAME, endpoints=["ensemble", "tensorrt_llm_bls"])
     spec = spec.with_model(engine=spec.model.engine.model_copy(update={"step_ms": _STEP_MS}))
     rng, rows = random.Random(1), []
-    with ThroughEnsemble(spec) as server:
+    with ThroughEnsemble(spec, model=_MODEL) as server:
         control = ServerControl(Path("build") / _NAME / CONTROL_SOCKET)
         models: Any = control.ask("status")["models"]
         control.ask("add", release={**models[0]["releases"][0], "release": 2})
@@ -84,13 +90,13 @@ def main(
             seen: list[dict[str, Run]] = []
             for number in track(range(rounds + 1), console=Console(stderr=True), transient=True):
                 ask = Ask(maker.prompts(streams), output_tokens)
-                sides = rng.sample([_NONE, _ALL_STABLE, _CANARY], 3)
+                sides = rng.sample([_NONE, *_SHARES, _NAMED], 4)
                 found = {side: _run(server, ask, split.on, side) for side in sides}
                 if number:  # the first round warms up
                     seen.append(found)
             rows.append(_row(streams, seen))
         where = environment(triton_http=server.http)
-    expected = 2 * (rounds + 1) * sum(_STREAMS)
+    expected = len(_SHARES) * (rounds + 1) * 2 * sum(_STREAMS)  # twice: those before the measured ones, too
     if split.num_outcomes != expected:
         raise SystemExit(f"the journals have {split.num_outcomes} outcomes, and {expected} requests were split")
     result: dict[str, object] = {
@@ -115,36 +121,39 @@ def _warm_up(server: ThroughEnsemble, split: _Split, maker: PromptMaker) -> None
     """Ask until the candidate answers: before that the stable release does, and that is no outcome."""
     while split.num_outcomes < _WARM_UP:
         split.num_outcomes = 0
-        _run(server, Ask(maker.prompts(_WARM_UP), output_tokens=2), split.on, _CANARY)
+        _run(server, Ask(maker.prompts(_WARM_UP), _WARM_TOKENS), split.on, _CANARY)
     split.num_outcomes = 0
 
 
 def _run(server: ThroughEnsemble, ask: Ask, split: Callable[[str], Any], side: str) -> Run:
+    releases = (1, 2) if side == _NAMED else ()
     with split(side):
-        return server.run(ask)
+        server.run(msgspec.structs.replace(ask, output_tokens=_WARM_TOKENS), releases=releases)
+        return server.run(ask, releases=releases)
 
 
 def _row(streams: int, seen: list[dict[str, Run]]) -> dict[str, Any]:
-    def ratios(side: str) -> dict[str, Any]:
+    def ratios(side: str, over: str) -> dict[str, Any]:
         return {
-            name: median_with_interval([getattr(one[side], of) / getattr(one[_NONE], of) for one in seen])
+            name: median_with_interval([getattr(one[side], of) / getattr(one[over], of) for one in seen])
             for name, of in _FIGURES.items()
         }
 
     return {
         "streams": streams,
         "tokens_per_s": median_with_interval([one[_NONE].tokens_per_s for one in seen]),
-        "sides": {side: ratios(side) for side in _SHARES},
+        "ratios": [{"side": side, "over": over, **ratios(side, over)} for side, over in _RATIOS],
     }
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="over no split; medians, 90 % intervals")
-    for column in ("streams", "side", "tokens/s", "TTFT", "ITL p99"):
+    table = Table(title="medians, 90 % intervals")
+    for column in ("streams", "side", "over", "tokens/s", "TTFT", "ITL p99"):
         table.add_column(column, justify="right")
     for row in rows:
-        for side, found in row["sides"].items():
-            table.add_row(str(row["streams"]), side, *(_with_interval(found[name]) for name in _FIGURES))
+        for found in row["ratios"]:
+            figures = (_with_interval(found[name]) for name in _FIGURES)
+            table.add_row(str(row["streams"]), found["side"], found["over"], *figures)
     return table
 
 

@@ -3,11 +3,13 @@
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -74,18 +76,23 @@ class ThroughEnsemble:
         """Return the core seconds of the server's processes up to now."""
         return sum(process.cpu_times().user + process.cpu_times().system for process in self.processes())
 
-    def run(self, ask: Ask) -> Run:
-        """Send every request at once, and read each to its last token."""
+    def run(self, ask: Ask, *, releases: Sequence[int] = ()) -> Run:
+        """Send every request at once, and read each to its last token.
+
+        Args:
+            releases: that the requests name in turn; empty: they name none.
+        """
         # Anew for each run, and before its clock starts: the server hangs up on one that is silent between two runs.
         with contextlib.closing(Http2Streams(self.url)) as streams:
-            seen = streams.run([self._message(prompt, ask.output_tokens) for prompt in ask.prompts])
+            named = zip(ask.prompts, itertools.cycle(releases or [None]), strict=False)
+            seen = streams.run([self._message(prompt, ask.output_tokens, release) for prompt, release in named])
         arrivals_s = [[time_s - seen.start_s for time_s in _arrivals_s(received)] for received in seen.received]
         return Run.of(arrivals_s, num_tokens=ask.output_tokens * len(ask.prompts), client_cpu_s=seen.cpu_s)
 
-    def _message(self, prompt: str, output_tokens: int) -> bytes:
+    def _message(self, prompt: str, output_tokens: int, release: int | None) -> bytes:
         # The reason comes with the last response; a count would be a tensor in each.
         request = exact_stream(prompt, output_tokens, return_finish_reason=True)
-        message = encode_request(request, model=self._model, model_version="", request_id="")
+        message = encode_request(request, model=self._model, model_version="", request_id="", release=release)
         return bytes(message.SerializeToString())
 
     async def _is_ready(self) -> bool:
