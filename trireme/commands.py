@@ -67,6 +67,9 @@ COMMANDS = {
     "generate": Command(
         "clients.commands.generate_command", "generate", "Ask a running server for text, shown as it is made"
     ),
+    "gateway": Command(
+        "gateway.gateway_command", "", "Serve OpenAI's API in front of a running server", verbs=("serve",)
+    ),
     "adapters": Command(
         "serving.supervisor.adapters_command",
         "",

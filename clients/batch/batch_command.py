@@ -12,9 +12,9 @@ import typer
 
 from clients.access import Access
 from clients.access_options import with_access
+from clients.batch.batch_line import asked_by
 from clients.batch.input_file import InputFile
 from clients.batch.job import BatchJob, Tally
-from clients.batch.openai_bodies import requests_of
 from clients.batch.progress import JobProgress
 from clients.batch.results_file import ResultsFile
 from clients.batch.server_probe import check_server
@@ -99,7 +99,7 @@ def run(
         queue_timeout_ms=None if without_admission else QUEUE_TIMEOUT_MS,
         tenant=tenant,
     )
-    ask_of = functools.partial(requests_of, base=base, chat_tokens=chat_max_tokens, served_model=served_model)
+    ask_of = functools.partial(asked_by, base=base, chat_tokens=chat_max_tokens, served_model=served_model)
     _refuse_one_file(source, out)
     with InputFile(source) as requests:
         requests.scan()

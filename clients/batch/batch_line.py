@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of OpenAI's batch format, checked: id, endpoint and body; `openai_bodies` reads the bodies."""
+"""The lines of OpenAI's batch format, checked: id, endpoint and body; what a body asks for."""
 
 import contextlib
 
@@ -7,8 +7,12 @@ import msgspec
 
 from clients.batch.input_file import MAX_LINE_BYTES
 from clients.batch.line_error import LineError
+from clients.infer_messages import GenerateRequest
+from clients.openai_api.api_error import ApiError, shown
+from clients.openai_api.request_bodies import CHAT, COMPLETIONS, Asked, requests_of
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+_WHOLE = "an answer of a batch comes whole"
+_REFUSED: dict[str, tuple[tuple[object, ...], str]] = {"stream": ((False,), _WHOLE), "stream_options": ((), _WHOLE)}
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -52,6 +56,28 @@ def parse_line(number: int, line: bytes | None) -> BatchLine:
     return BatchLine(number, custom_id, str(url), body)
 
 
+def asked_by(line: BatchLine, *, base: GenerateRequest, chat_tokens: int, served_model: str | None = None) -> Asked:
+    """Return the requests of a line.
+
+    Args:
+        base: what all requests have in common: class, tenant, limits.
+        chat_tokens: limit of a chat line that has none of its own.
+        served_model: the only name of a model that a line may have; None: any.
+
+    Raises:
+        LineError: it names the parameter, its value and what is allowed.
+    """
+    try:
+        asked = requests_of(line.url, line.body, base=base, chat_tokens=chat_tokens, refused=_REFUSED)
+    except ApiError as exc:
+        where = "body." if exc.param else ""
+        raise LineError(where + exc.message, code=exc.code, param=f"body.{exc.param}" if exc.param else "body") from exc
+    if served_model is not None and asked.model != served_model:
+        message = f"body.model must be {served_model!r} (--served-model), got {asked.model!r}"
+        raise LineError(message, code="model_not_found", param="body.model")
+    return asked
+
+
 def custom_id_of(line: bytes | None) -> str | None:
     """Return the custom_id of a line that may be wrong in any way; None where it has none."""
     with contextlib.suppress(LineError):
@@ -72,9 +98,3 @@ def _object(line: bytes) -> dict[str, object]:
 
 def _invalid(param: str, message: str) -> LineError:
     return LineError(message, code="invalid_value", param=param)
-
-
-def shown(value: object) -> str:
-    """Return a value as messages show it; a long one is cut."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

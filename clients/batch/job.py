@@ -12,12 +12,13 @@ from clients.batch.batch_line import BatchLine, custom_id_of, parse_line
 from clients.batch.gate import Gate
 from clients.batch.input_file import InputFile
 from clients.batch.line_error import LineError
-from clients.batch.openai_answers import Usage, answer_line, body_of, error_line, num_shortened
-from clients.batch.openai_bodies import Asked
+from clients.batch.result_lines import answer_line, error_line
 from clients.batch.results_file import ResultsFile
 from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of, line_error
 from clients.batch.window import Window
 from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.openai_api.answers import Usage, answer_body, num_shortened
+from clients.openai_api.request_bodies import Asked
 from clients.streaming import AsyncTritonClient
 from trireme.base.errors import ServingError, Unavailable
 
@@ -132,8 +133,8 @@ class BatchJob:
             try:
                 received = [await self._ask(request) for request in asked.requests]
                 result_id = self._results.id_of(line.number)
-                body, usage = body_of(
-                    line, asked, received, result_id=result_id, now_s=time.time(), model=asked.model or self._model
+                body, usage = answer_body(
+                    asked, received, answer_id=result_id, now_s=time.time(), model=asked.model or self._model
                 )
             except ServingError as exc:
                 kind = failure_kind_of(exc)

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 BOOL, UINT8, INT32, INT64, UINT64 = "TYPE_BOOL", "TYPE_UINT8", "TYPE_INT32", "TYPE_INT64", "TYPE_UINT64"
 FP16, FP32, STRING = "TYPE_FP16", "TYPE_FP32", "TYPE_STRING"
 
+# Ours, as a value of `max_tokens`: as many tokens as the prompt leaves of the model's `max_seq_len`.
+AS_MANY_AS_FIT = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.frontend.common.byte_budget import ByteBudget
 from serving.frontend.common.departures import Departures
 from serving.frontend.common.messages import Down, FrontendMessage, Ping, Refuse, Setting, Upstream
 from serving.process.server_log import set_up_log
+from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.render.tensors import BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
+from ensemble_configs.render.tensors import AS_MANY_AS_FIT, BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
 from serving.engines.seam.base import EngineInfo, SamplingParams
 from serving.engines.seam.packed_array import PackedArray
 from serving.engines.seam.request_limits import unsupported_error
@@ -93,7 +93,8 @@ class RequestDecoder:
                 target = scheduling
             check_list_size(name, row.field, _list_size(row, array), max_seq_len=self._info.max_seq_len)
             value = _value(name, row, array, self._info.vocab_size)
-            check_range(row.field, value, _RANGES)
+            if (row.field, value) != ("max_tokens", AS_MANY_AS_FIT):
+                check_range(row.field, value, _RANGES)
             if row.field in target and target[row.field] != value:
                 raise RequestError(
                     f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",
@@ -103,12 +104,15 @@ class RequestDecoder:
             target[row.field] = value
         if "max_tokens" not in sampling:  # Triton counts inputs, and an optional one makes up for it
             raise RequestError("request_output_len is missing; it is required", field="request_output_len")
+        responses = msgspec.convert(options, ResponseOptions)
+        if sampling["max_tokens"] == AS_MANY_AS_FIT:  # at least one, so that it is the prompt which is refused
+            sampling["max_tokens"] = max(1, self._info.max_seq_len - len(responses.input_ids))
         if is_context_only:
             sampling["is_context_only"] = True
         names = _ENSEMBLE_NAMES if "stream_context" in tensors else _CLIENT_NAMES
         request = DecodedRequest(
             sampling=self._sampling(sampling, names),
-            options=msgspec.convert(options, ResponseOptions),
+            options=responses,
             scheduling=self._scheduling(scheduling),
         )
         _check_beams(request)

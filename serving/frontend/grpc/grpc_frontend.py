@@ -7,10 +7,10 @@ import ssl
 import time
 from dataclasses import dataclass, field
 
-from serving.frontend.common.byte_budget import ByteBudget
 from serving.frontend.common.departures import Departures
 from serving.frontend.common.messages import BACKLOG, Setting, Upstream
 from serving.frontend.grpc.grpc_relay import ClientConnection
+from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import Unavailable
 
 

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-from serving.frontend.common.byte_budget import ByteBudget
+from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import RequestError
 
 _PREFIX = struct.Struct(">?I")  # whether it is compressed, and its length

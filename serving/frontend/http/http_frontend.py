@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -20,16 +20,17 @@ import msgspec
 from aiohttp import web
 from tritonclient.grpc import service_pb2_grpc
 
-from serving.frontend.common.byte_budget import ByteBudget
 from serving.frontend.common.departures import Departures
 from serving.frontend.common.messages import BACKLOG, Setting, Upstream
 from serving.frontend.common.served_models import ServedModels
 from serving.frontend.http import generate_json, infer_json
 from serving.frontend.http.http_answers import answer_to, answer_to_status, error_answer, error_body, status_of
-from serving.frontend.http.http_connections import PatientServer
 from serving.frontend.http.triton_calls import TritonCalls
 from serving.requests.request_parameters import KNOWN_PARAMETERS, TRACEPARENT, TRACESTATE
+from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import RequestError, ServingError, Unavailable
+from trireme.base.http_body import body_of
+from trireme.base.http_connections import PatientServer
 
 _MODEL = re.compile(r"/v2/models/([^/]{1,255})(?:/versions/([0-9]{1,19}))?/(infer|generate|generate_stream)")
 _READ = re.compile(
@@ -42,8 +43,6 @@ _CONTROL = re.compile(
     r"|(?:models/[^/]{1,255}/)?trace/setting)"
 )
 _SHARED_MEMORY = re.compile(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]{1,255})?/(?:register|unregister)")
-_BODY_S = 30.0  # for a body, beside the time that a slow line may take
-_LEAST_BYTES_PER_S = 262_144
 _WRITE_S = 60.0  # a client that takes nothing for so long has gone
 _PASS_ON_S = 600.0  # loading a model takes its time
 _SMALL_BODY = 65_536
@@ -170,25 +169,8 @@ class HttpFrontend:
         async with self._calls.stream(stub.ModelStreamInfer, message, metadata, is_told=is_ours) as responses:
             return await (_generate(responses) if kind == "generate" else _generate_stream(request, responses))
 
-    @asynccontextmanager
-    async def _body(self, request: web.BaseRequest, max_bytes: int) -> AsyncIterator[bytes]:
-        """Read a body in bounded time and size."""
-        length = request.content_length or 0
-        if length > max_bytes:
-            raise web.HTTPRequestEntityTooLarge(max_size=max_bytes, actual_size=length)
-        self._budget.take(length)
-        try:
-            async with asyncio.timeout(_BODY_S + (length or max_bytes) / _LEAST_BYTES_PER_S):
-                body = bytearray()
-                async for piece in request.content.iter_chunked(1 << 18):
-                    body += piece
-                    if len(body) > max_bytes:
-                        raise web.HTTPRequestEntityTooLarge(max_size=max_bytes, actual_size=len(body))
-            yield bytes(body)
-        except TimeoutError as exc:
-            raise RequestError("the body did not come in time", field="body") from exc
-        finally:
-            self._budget.give(length)
+    def _body(self, request: web.BaseRequest, max_bytes: int) -> AbstractAsyncContextManager[bytes]:
+        return body_of(request, max_bytes=max_bytes, budget=self._budget)
 
     async def _control(self, request: web.BaseRequest) -> web.StreamResponse:
         """Pass on a change of the server with the control key, or of shared memory where clients may use it."""

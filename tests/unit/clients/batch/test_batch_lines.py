@@ -9,12 +9,13 @@ import pytest
 from batch_files import chat, completion, write_lines
 
 from clients.batch import input_file
-from clients.batch.batch_line import custom_id_of, parse_line
+from clients.batch.batch_line import asked_by, custom_id_of, parse_line
 from clients.batch.input_file import InputFile
 from clients.batch.line_error import LineError
-from clients.batch.openai_answers import answer_line, body_of, error_line
-from clients.batch.openai_bodies import Asked, requests_of
+from clients.batch.result_lines import answer_line, error_line
 from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.openai_api.answers import answer_body
+from clients.openai_api.request_bodies import Asked
 from trireme.base.errors import ServerError, SpecError
 from trireme.base.project_files import CODE_ROOT
 
@@ -24,7 +25,7 @@ LINE = json.dumps(completion("a"))
 
 
 def asked(line: dict[str, object]) -> Asked:
-    return requests_of(parse_line(1, json.dumps(line).encode()), base=BASE, chat_tokens=99)
+    return asked_by(parse_line(1, json.dumps(line).encode()), base=BASE, chat_tokens=99)
 
 
 def request(line: dict[str, object]) -> GenerateRequest:
@@ -225,9 +226,9 @@ def chunk(text: str, index: int | None = None, *, tokens: int = 2, reason: str |
 
 def test_an_answer_counts_each_prompt_once_and_every_sequence() -> None:
     line = parse_line(1, json.dumps(completion("a", prompt=["x", "y"], n=2)).encode())
-    found = requests_of(line, base=BASE, chat_tokens=1)
+    found = asked_by(line, base=BASE, chat_tokens=1)
     received = [[chunk("x1", 1), chunk("x0", 0)], [chunk("y0", 0, tokens=3), chunk("y1", 1, reason="length")]]
-    body, usage = body_of(line, found, received, result_id="r", now_s=7.9, model="m")
+    body, usage = answer_body(found, received, answer_id="r", now_s=7.9, model="m")
     assert body["choices"] == [
         {"index": 0, "text": "x0", "logprobs": None, "finish_reason": "stop"},
         {"index": 1, "text": "x1", "logprobs": None, "finish_reason": "stop"},
@@ -239,9 +240,8 @@ def test_an_answer_counts_each_prompt_once_and_every_sequence() -> None:
 
 
 def test_an_answer_without_its_end_is_the_server_s_error() -> None:
-    line = parse_line(1, LINE.encode())
     with pytest.raises(ServerError, match="finish_reason"):
-        body_of(line, Asked((BASE,), None, 1), [[chunk("x", reason=None)]], result_id="r", now_s=0.0, model="m")
+        answer_body(Asked((BASE,), None, 1), [[chunk("x", reason=None)]], answer_id="r", now_s=0.0, model="m")
 
 
 def test_the_lines_of_the_results_are_openai_s() -> None:

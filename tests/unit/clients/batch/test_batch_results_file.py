@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clients.batch.line_error import LineError
-from clients.batch.openai_answers import answer_line, error_line
+from clients.batch.result_lines import answer_line, error_line
 from clients.batch.results_file import ResultsFile
 from trireme.base.errors import SpecError
 

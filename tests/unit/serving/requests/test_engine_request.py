@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ensemble_configs.render.tensors import BLS_INPUTS, SCHEDULING_INPUTS, Tensor, inputs_of, named_at
+from ensemble_configs.render.tensors import AS_MANY_AS_FIT, BLS_INPUTS, SCHEDULING_INPUTS, Tensor, inputs_of, named_at
 from serving.engines.seam.base import EngineInfo, SamplingParams
 from serving.engines.seam.packed_array import PackedArray
 from serving.requests.engine_request import DecodedRequest, RequestDecoder, ResponseOptions
@@ -225,6 +225,7 @@ def test_the_value_in_a_refusal_is_the_one_that_was_sent() -> None:
 OUT_OF_RANGE = [
     ("request_output_len", 0, "max_tokens", "at least 1"),
     ("request_output_len", -5, "max_tokens", "at least 1"),
+    ("request_output_len", -2, "max_tokens", "at least 1"),
     ("temperature", -0.01, "temperature", "at least 0"),
     ("runtime_top_k", -1, "top_k", "at least 0"),
     ("runtime_top_p", -0.1, "top_p", "0 to 1"),
@@ -376,6 +377,14 @@ def test_prompt_and_output_may_fill_the_models_length_to_the_last_token(num_prom
     error = refusal(input_ids=prompt, request_output_len=room + 1)
     assert error.facts == {"field": "max_tokens", "value": room + 1}
     assert error.message.startswith(f"max_tokens must be 1 to {room} for this prompt (10 tokens")
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 9])
+def test_as_many_tokens_as_fit_are_what_the_prompt_leaves(num_prompt_tokens: int) -> None:
+    decoded = decode(input_ids=[5] * num_prompt_tokens, request_output_len=AS_MANY_AS_FIT)
+    assert decoded.sampling.max_tokens == 10 - num_prompt_tokens
+    error = refusal(input_ids=[5] * 10, request_output_len=AS_MANY_AS_FIT)
+    assert error.facts["field"] == "input_ids"
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [10, 11])

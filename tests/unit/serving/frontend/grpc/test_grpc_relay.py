@@ -16,13 +16,13 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serving.frontend.common.byte_budget import ByteBudget
 from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import client_streams, grpc_relay
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.grpc_frontend import GrpcFrontend
 from serving.frontend.grpc.grpc_relay import ClientConnection
 from serving.frontend.grpc.header_blocks import write
+from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import Unavailable
 
 pytestmark = pytest.mark.slow

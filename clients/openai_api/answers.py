@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers of the server in OpenAI's form, and the lines of the results that hold an answer or an error."""
+"""The answers of the server in OpenAI's form, where they come whole."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from clients.batch.batch_line import CHAT, BatchLine
-from clients.batch.line_error import LineError
-from clients.batch.openai_bodies import Asked
 from clients.infer_messages import GenerateChunk
+from clients.openai_api.request_bodies import Asked
 from trireme.base.errors import ServerError
 
 _REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
@@ -22,12 +20,11 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-def body_of(
-    line: BatchLine,
+def answer_body(
     asked: Asked,
     received: Sequence[Sequence[GenerateChunk]],
     *,
-    result_id: str,
+    answer_id: str,
     now_s: float,
     model: str,
 ) -> tuple[dict[str, object], Usage]:
@@ -35,14 +32,13 @@ def body_of(
 
     Args:
         received: by request, the chunks of all its sequences.
-        result_id: id of the line's result, so that a line has one name in every attempt.
+        answer_id: name of the answer, without the prefix of its kind.
         now_s: Unix time.
         model: name of the model in the answer.
 
     Raises:
         ServerError: the server did not send what was asked for.
     """
-    is_chat = line.url == CHAT
     choices: list[dict[str, object]] = []
     num_input = num_output = 0
     for chunks in received:
@@ -54,19 +50,32 @@ def body_of(
             if reason is None:
                 raise ServerError("the server ended an answer without saying why (finish_reason)")
             num_output += sum(chunk.num_output_tokens or 0 for chunk in own)
-            said = {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
-            said_reason = _REASONS.get(reason, reason)
-            choices.append({"index": len(choices), **said, "logprobs": None, "finish_reason": said_reason})
+            said = (
+                {"message": {"role": "assistant", "content": text, "refusal": None}}
+                if asked.is_chat
+                else {"text": text}
+            )
+            choices.append({"index": len(choices), **said, "logprobs": None, "finish_reason": reason_of(reason)})
     usage = Usage(num_input, num_output, num_input + num_output)
     body = {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{result_id}",
-        "object": "chat.completion" if is_chat else "text_completion",
+        "id": id_of(asked, answer_id),
+        "object": "chat.completion" if asked.is_chat else "text_completion",
         "created": int(now_s),
         "model": model,
         "choices": choices,
         "usage": msgspec.to_builtins(usage),
     }
     return body, usage
+
+
+def id_of(asked: Asked, answer_id: str) -> str:
+    """Return the id of an answer, with the prefix of its kind."""
+    return f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{answer_id}"
+
+
+def reason_of(finish_reason: str) -> str:
+    """Return OpenAI's word for why an answer ended."""
+    return _REASONS.get(finish_reason, finish_reason)
 
 
 def num_shortened(asked: Asked, received: Sequence[Sequence[GenerateChunk]]) -> int:
@@ -78,30 +87,6 @@ def num_shortened(asked: Asked, received: Sequence[Sequence[GenerateChunk]]) -> 
             is_at_limit = any(chunk.finish_reason == "length" for chunk in own)
             found += is_at_limit and sum(chunk.num_output_tokens or 0 for chunk in own) < request.max_tokens
     return found
-
-
-def answer_line(result_id: str, custom_id: str, body: dict[str, object]) -> bytes:
-    """Return a line of the results, newline included."""
-    response = {"status_code": 200, "request_id": result_id, "body": body}
-    return _line({"id": result_id, "custom_id": custom_id, "response": response, "error": None})
-
-
-def error_line(result_id: str, number: int, custom_id: str | None, error: LineError) -> bytes:
-    """Return a line of the results for a request that failed.
-
-    `error` always says why. Where the server was asked, `response` has OpenAI's form of it too: status and body.
-    """
-    response = None
-    if error.status is not None:
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        said = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
-        response = {"status_code": error.status, "request_id": result_id, "body": {"error": said}}
-    why = {"code": error.code, "message": error.message, "param": error.param, "line": number}
-    return _line({"id": result_id, "custom_id": custom_id, "response": response, "error": why})
-
-
-def _line(fields: dict[str, object]) -> bytes:
-    return msgspec.json.encode(fields) + b"\n"
 
 
 def _of(chunks: Sequence[GenerateChunk], index: int) -> list[GenerateChunk]:

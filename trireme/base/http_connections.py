@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 _HEAD_S = 10.0  # from the first byte of a request, or the connection, to the end of the request's head
 _IDLE_S = 75.0  # between two requests of a connection
 
-_log = logging.getLogger("trireme.frontend.http")
+_log = logging.getLogger("trireme.http.connections")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

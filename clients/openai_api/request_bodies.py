@@ -5,19 +5,25 @@ A parameter is carried, or refused by name; values that ask for nothing (`"strea
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
-from clients.batch.batch_line import CHAT, BatchLine, shown
-from clients.batch.line_error import LineError
 from clients.infer_messages import GenerateRequest
+from clients.openai_api.api_error import ApiError, shown
 from ensemble_configs.chat.chat_messages import ChatMessage
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 COMPLETION_TOKENS = 16  # OpenAI's default
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+
+
+class _StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against eavesdroppers who measure events: there is none
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
@@ -33,6 +39,8 @@ class _Sampling(msgspec.Struct, kw_only=True):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     user: str | None = None  # for the provider's own records: it asks nothing of the answer
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
 
 
 class _Completion(_Sampling, kw_only=True):
@@ -57,10 +65,10 @@ class _Chat(_Sampling, kw_only=True):
     response_format: _Format | None = None
 
 
+Refused = Mapping[str, tuple[tuple[object, ...], str]]
+
 # Values that ask for nothing; any other is refused with the reason.
-_NOTHING: dict[str, tuple[tuple[object, ...], str]] = {
-    "stream": ((False,), "an answer of a batch comes whole"),
-    "stream_options": ((), "an answer of a batch comes whole"),
+_NOTHING: Refused = {
     "echo": ((False,), "the prompt is not part of an answer here"),
     "suffix": (("",), "the models served here write what follows a prompt"),
     "best_of": ((1,), "ask for n answers and choose"),
@@ -78,32 +86,35 @@ _Prompt = dict[str, object]  # the field of a request that holds it, and what it
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The requests of one line: one for each prompt, each of `n` sequences."""
+    """The requests of one body: one for each prompt, each of `n` sequences."""
 
     requests: tuple[GenerateRequest, ...]
-    model: str | None  # as the line names it
+    model: str | None  # as the body names it
     n: int
+    is_chat: bool = False
+    is_streaming: bool = False
+    includes_usage: bool = False  # a stream ends with the tokens that it took
 
 
-def requests_of(line: BatchLine, *, base: GenerateRequest, chat_tokens: int, served_model: str | None = None) -> Asked:
-    """Return the requests of a line; the server renders messages by its template.
+def requests_of(
+    url: str, body: Mapping[str, object], *, base: GenerateRequest, chat_tokens: int, refused: Refused | None = None
+) -> Asked:
+    """Return the requests of a body; the server renders messages by its template.
 
     Args:
+        url: `COMPLETIONS` or `CHAT`.
         base: what all requests have in common: class, tenant, limits.
-        chat_tokens: limit of a chat line that has none of its own.
-        served_model: the only name of a model that a line may have; None: any.
+        chat_tokens: limit of a chat that has none of its own.
+        refused: parameters that are not for this caller: the values that pass all the same, and the reason.
 
     Raises:
-        LineError: it names the parameter, its value and what is allowed.
+        ApiError: it names the parameter, its value and what is allowed.
     """
-    is_chat = line.url == CHAT
-    body = {name: value for name, value in line.body.items() if value is not None}
+    is_chat = url == CHAT
+    given = {name: value for name, value in body.items() if value is not None}
     kind: type[_Sampling] = _Chat if is_chat else _Completion
-    _refuse_what_is_not_carried(body, kind)
-    parsed = _converted(body, kind)
-    if served_model is not None and parsed.model != served_model:
-        message = f"body.model must be {served_model!r} (--served-model), got {parsed.model!r}"
-        raise LineError(message, code="model_not_found", param="body.model")
+    _refuse_what_is_not_carried(given, kind, {**_NOTHING, **(refused or {})})
+    parsed = _converted(given, kind)
     prompts: list[_Prompt] = []
     max_tokens, guide = parsed.max_tokens, _Format(type="text")
     if isinstance(parsed, _Chat):
@@ -116,20 +127,36 @@ def requests_of(line: BatchLine, *, base: GenerateRequest, chat_tokens: int, ser
         base, max_tokens=max_tokens or COMPLETION_TOKENS, **_sampling(parsed), **_guide(guide)
     )
     requests = tuple(msgspec.structs.replace(common, **prompt) for prompt in prompts)
-    return Asked(requests, parsed.model, parsed.n or 1)
+    return Asked(
+        requests,
+        parsed.model,
+        parsed.n or 1,
+        is_chat=is_chat,
+        is_streaming=bool(parsed.stream),
+        includes_usage=_includes_usage(parsed),
+    )
 
 
-def _refuse_what_is_not_carried(body: dict[str, object], kind: type[_Sampling]) -> None:
-    for name in [name for name in body if name not in kind.__struct_fields__]:
-        allowed, why_not = _NOTHING.get(name, (None, ""))
-        if allowed is None:
-            known = ", ".join(kind.__struct_fields__)
-            message = f"body.{name} is not supported; leave it out: there are {known}"
-            raise LineError(message, code="unsupported_parameter", param=f"body.{name}")
+def _refuse_what_is_not_carried(body: dict[str, object], kind: type[_Sampling], refused: Refused) -> None:
+    for name in list(body):
+        if name not in refused:
+            if name in kind.__struct_fields__:
+                continue
+            known = ", ".join(field for field in kind.__struct_fields__ if field not in refused)
+            message = f"{name} is not supported; leave it out: there are {known}"
+            raise ApiError(message, code="unsupported_parameter", param=name)
+        allowed, why_not = refused[name]
         if not any(body[name] == value and type(body[name]) is type(value) for value in allowed):
-            message = f"body.{name} is not supported: {why_not}; leave it out"
-            raise LineError(message, code="unsupported_parameter", param=f"body.{name}")
+            message = f"{name} is not supported: {why_not}; leave it out"
+            raise ApiError(message, code="unsupported_parameter", param=name)
         del body[name]
+
+
+def _includes_usage(parsed: _Sampling) -> bool:
+    if parsed.stream_options is not None and not parsed.stream:
+        raise ApiError("stream_options is for streams; send stream as well", code="invalid_value",
+                       param="stream_options")  # fmt: skip
+    return parsed.stream_options is not None and bool(parsed.stream_options.include_usage)
 
 
 def _converted(body: dict[str, object], kind: type[_Sampling]) -> _Sampling:
@@ -138,35 +165,35 @@ def _converted(body: dict[str, object], kind: type[_Sampling]) -> _Sampling:
     except msgspec.ValidationError as exc:
         text, _, path = str(exc).partition(" - at `$")
         field = re.match(r"Object missing required field `(\w+)`", text)
-        param = "body" + (path.rstrip("`") or (f".{field[1]}" if field else ""))
-        got = f", got {shown(body[name])}" if (name := param.removeprefix("body.")) in body else ""
+        param = path.rstrip("`").removeprefix(".") or (field[1] if field else None)
+        got = f", got {shown(body[param])}" if param in body else ""
         message = f"{param}: {text[:1].lower()}{text[1:]}{got}"
-        raise LineError(message, code="invalid_value", param=param) from exc
+        raise ApiError(message, code="invalid_value", param=param) from exc
 
 
 def _texts(prompt: str | list[str | int | list[int]] | None) -> list[str]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        message = "body.prompt is missing or empty; it must be text or a list of texts"
-        raise LineError(message, code="missing_field", param="body.prompt")
+        message = "prompt is missing or empty; it must be text or a list of texts"
+        raise ApiError(message, code="missing_field", param="prompt")
     texts = [text for text in prompt if isinstance(text, str)]
     if len(texts) < len(prompt):
-        raise LineError(
-            "body.prompt as token ids is not supported: the model that takes ids gives ids back; send text",
+        raise ApiError(
+            "prompt as token ids is not supported: the model that takes ids gives ids back; send text",
             code="unsupported_parameter",
-            param="body.prompt",
+            param="prompt",
         )
     return texts
 
 
 def _one_limit(chat: _Chat) -> int | None:
     if chat.max_tokens is not None and chat.max_completion_tokens not in {None, chat.max_tokens}:
-        raise LineError(
-            f"body.max_tokens ({chat.max_tokens}) contradicts body.max_completion_tokens "
+        raise ApiError(
+            f"max_tokens ({chat.max_tokens}) contradicts max_completion_tokens "
             f"({chat.max_completion_tokens}); send the latter alone",
             code="invalid_value",
-            param="body.max_tokens",
+            param="max_tokens",
         )
     return chat.max_completion_tokens or chat.max_tokens
 
@@ -194,8 +221,8 @@ def _guide(wanted: _Format) -> dict[str, object]:
     if wanted.type == "json_schema" and wanted.json_schema is not None:
         schema = msgspec.json.encode(wanted.json_schema.schema).decode()
         return {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": schema}
-    raise LineError(
-        f"body.response_format must be text, json_object, or json_schema with its schema; got {wanted.type!r}",
+    raise ApiError(
+        f"response_format must be text, json_object, or json_schema with its schema; got {wanted.type!r}",
         code="invalid_value",
-        param="body.response_format",
+        param="response_format",
     )

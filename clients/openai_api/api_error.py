@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of OpenAI's API: the object in an answer, and what the errors of a server become."""
+
+import msgspec
+
+from trireme.base.errors import (
+    AccessDenied,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ServingError,
+    Unavailable,
+)
+
+_MAX_SHOWN = 80
+# Refusals for want of room: the next try may find it. What else is unavailable is a fault of the server.
+_NO_ROOM = frozenset({"queue_full", "overload", "shedding", "queue_timeout_ms", "long_prompts"})
+_RETRY_S = 1.0
+# The caller's own key was right.
+_REFUSED_BEHIND = "the server behind this address does not accept it; the reason is in the log here"
+_OTHERS: tuple[tuple[type[ServingError], str, int], ...] = (
+    (RequestTimeout, "timeout", 504),
+    (RequestCancelled, "cancelled", 503),
+    (AccessDenied, "server_error", 502),
+)
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """An error as OpenAI's API tells of it.
+
+    Args:
+        message: what is wrong, what is allowed and the next step; with a `param` it begins with the parameter.
+        code: the kind of error for a program, in snake_case.
+        param: the parameter that is wrong, such as `messages[0].content`.
+        status: of HTTP.
+        retry_after_s: when the same request may be tried again; None: nobody knows, or it would be refused again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        status: int = 400,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.code, self.param, self.status = message, code, param, status
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, object]:
+        """Return the object that an answer or an event holds."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def api_error(error: ServingError) -> ApiError:
+    """Return what an error of the server is in OpenAI's API."""
+    if isinstance(error, RequestError):
+        field = error.facts.get("field")
+        return ApiError(error.message, code="invalid_value", param=None if field is None else str(field))
+    if isinstance(error, Unavailable):
+        return _unavailable(error)
+    for kind, code, status in _OTHERS:
+        if isinstance(error, kind):
+            return ApiError(_REFUSED_BEHIND if kind is AccessDenied else error.message, code=code, status=status)
+    return ApiError(error.message, code="server_error", status=500)
+
+
+def _unavailable(error: Unavailable) -> ApiError:
+    hint_ms = error.facts.get("retry_after_ms")
+    retry_s = hint_ms / 1000 if isinstance(hint_ms, int | float) else _RETRY_S
+    if error.facts.get("reason") in _NO_ROOM:
+        return ApiError(error.message, code="overloaded", status=429, retry_after_s=retry_s)
+    return ApiError(error.message, code="unavailable", status=503, retry_after_s=retry_s)
+
+
+def body_of_json(data: bytes) -> dict[str, object]:
+    """Return the object that a body holds.
+
+    Raises:
+        ApiError: it is not JSON, or no object.
+    """
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ApiError(f"the body is not JSON: {exc}", code="invalid_json") from exc
+    if not isinstance(body, dict):
+        raise ApiError(f"the body must be a JSON object, got {shown(body)}", code="invalid_json")
+    return body
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it; a long one is cut."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

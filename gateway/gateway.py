@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway: its routes, its server and its connection to Triton, put together."""
+
+import asyncio
+import socket
+from typing import NamedTuple
+
+from clients.access import NO_ACCESS, Access
+from clients.streaming import AsyncTritonClient
+from clients.tls_context import check_access
+from gateway.gateway_metrics import GatewayMetrics
+from gateway.generation import Generation
+from gateway.health_routes import HealthRoutes
+from gateway.http_server import HttpServer, Route
+from gateway.openai_routes import OpenAiRoutes
+from gateway.served_models import ServedModels
+from trireme.base.http_access import AcceptedKeys, HttpAccess
+
+
+class Limits(NamedTuple):
+    """The limits of a gateway.
+
+    Attributes:
+        timeout_s: of a request, waiting included.
+        max_body_bytes: of a request.
+        max_connections: of all callers.
+        exit_timeout_s: how long running requests may go on once the gateway is told to end.
+    """
+
+    timeout_s: float = 600.0
+    max_body_bytes: int = 8 << 20
+    max_connections: int = 4096
+    exit_timeout_s: float = 30.0
+
+
+_OPEN, _USUAL = HttpAccess(), Limits()
+
+
+class Gateway:
+    """A gateway in front of one server.
+
+    Args:
+        url: of Triton's gRPC endpoint, as `AsyncTritonClient` takes it.
+        server_access: certificates and key for it.
+        access: the certificate that callers see, and the keys that they bring.
+
+    Raises:
+        SpecError: a file of either access cannot be used.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        *,
+        url: str,
+        server_access: Access = NO_ACCESS,
+        access: HttpAccess = _OPEN,
+        limits: Limits = _USUAL,
+    ) -> None:
+        check_access(server_access)
+        access.keys()
+        self.models = models
+        self._url, self._server_access, self._access, self._limits = url, server_access, access, limits
+        self._tls = access.tls()
+
+    @property
+    def is_tls(self) -> bool:
+        """Return whether callers connect by TLS."""
+        return self._tls is not None
+
+    async def serve(self, listener: socket.socket, *, stop: asyncio.Event) -> None:
+        """Answer requests until `stop` is set, and those that run then to their end or `exit_timeout_s`."""
+        metrics = GatewayMetrics()
+        async with AsyncTritonClient(self._url, access=self._server_access) as client:
+            generation = Generation(client, timeout_s=self._limits.timeout_s)
+            health = HealthRoutes(self.models, generation, metrics)
+            server = HttpServer(
+                _routes(OpenAiRoutes(self.models, generation, metrics), health),
+                keys=AcceptedKeys(self._access),
+                metrics=metrics,
+                max_body_bytes=self._limits.max_body_bytes,
+                max_connections=self._limits.max_connections,
+            )
+            await server.serve(listener, tls=self._tls, stop=stop)
+            health.is_stopping = True
+            await server.finish(self._limits.exit_timeout_s)
+
+
+def _routes(openai: OpenAiRoutes, health: HealthRoutes) -> list[Route]:
+    return [
+        Route("POST", r"/v1/(?:chat/)?completions", openai.generate),
+        Route("GET", r"/v1/models", openai.list_models),
+        Route("GET", r"/v1/models/[^/]{1,64}", openai.describe_model),
+        Route("GET", r"/health/live", health.live, is_open=True),
+        Route("GET", r"/health/ready", health.ready, is_open=True),
+        Route("GET", r"/metrics", health.metrics),
+    ]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `trireme gateway`: the front door of a server that runs already."""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clients.access import Access
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
+from gateway.gateway import Gateway, Limits
+from gateway.served_models import models_of
+from trireme.base.errors import SpecError
+from trireme.base.http_access import HttpAccess, is_loopback
+from trireme.base.http_thread import listen
+
+
+def serve(
+    deployment: Annotated[
+        Path, typer.Option(help="Deployment file of the server.", show_default="the demo model's, demo_cpu.yaml")
+    ] = DEFAULT_DEPLOYMENT,
+    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")] = (
+        "localhost:8001"
+    ),
+    server_ca_file: Annotated[
+        Path | None, typer.Option(help="PEM file of the authorities to trust there.", show_default="public ones")
+    ] = None,
+    server_token_file: Annotated[Path | None, typer.Option(help="File with the key to the server.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but the loopback's needs keys and TLS.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)] = 8080,
+    cert_file: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate that callers see, with its chain.")
+    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="PEM file of that certificate's private key.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File of keys, one a line: callers bring one as a bearer token. Read again when it changes."),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="Longest time of a request, in seconds.", min=1)] = 600.0,
+    max_body_bytes: Annotated[int, typer.Option(help="Longest body of a request.", min=1024)] = 8 << 20,
+    max_connections: Annotated[int, typer.Option(help="Most connections of callers.", min=1)] = 4096,
+    exit_timeout_s: Annotated[
+        float, typer.Option(help="How long running requests may go on at shutdown, in seconds.", min=0)
+    ] = 30.0,
+) -> None:
+    """Serve OpenAI's API in front of a running server: /v1/chat/completions, /v1/completions, /v1/models.
+
+    \b
+    Examples:
+      trireme gateway serve
+      curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+          -d '{"messages": [{"role": "user", "content": "Hi"}], "stream": true}'
+      trireme gateway serve --deployment mine.yaml --url grpcs://llm.example:443 --server-token-file key.txt
+      trireme gateway serve --host 0.0.0.0 --cert-file tls.crt --key-file tls.key --token-file keys.txt
+
+    \b
+    Exit codes: 0 ended by SIGTERM; 2 the deployment, an address, a certificate or a file of keys is wrong; 130 Ctrl-C.
+    """
+    ours = HttpAccess(cert_file=cert_file, key_file=key_file, token_file=token_file)
+    _refuse_open_door(host, ours)
+    gateway = Gateway(
+        models_of(load_deployment(deployment)),
+        url=url,
+        server_access=_access(server_ca_file, server_token_file),
+        access=ours,
+        limits=Limits(
+            timeout_s=timeout_s,
+            max_body_bytes=max_body_bytes,
+            max_connections=max_connections,
+            exit_timeout_s=exit_timeout_s,
+        ),
+    )
+    listener = listen(host, port)
+    logging.basicConfig(level=logging.INFO)
+    typer.echo(_welcome(listener, gateway), err=True)
+    gc.freeze()  # imported objects stay; a full collection takes milliseconds of every stream
+    asyncio.run(_run(gateway, listener))
+
+
+async def _run(gateway: Gateway, listener: socket.socket) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await gateway.serve(listener, stop=stop)
+
+
+def _refuse_open_door(host: str, access: HttpAccess) -> None:
+    """Refuse to let other machines in without keys and TLS."""
+    if is_loopback(host):
+        return
+    for name, file in (("token_file", access.token_file), ("cert_file", access.cert_file)):
+        if file is None:
+            raise SpecError(
+                f"--host {host} lets other machines in: give --token-file, --cert-file and --key-file, or listen on "
+                "127.0.0.1",
+                field=name,
+            )
+
+
+def _access(ca_file: Path | None, token_file: Path | None) -> Access:
+    ca, token = (None if path is None else str(path.absolute()) for path in (ca_file, token_file))
+    return Access(ca_file=ca, token_file=token)
+
+
+def _welcome(listener: socket.socket, gateway: Gateway) -> str:
+    host, port = listener.getsockname()[:2]
+    where = f"http{'s' if gateway.is_tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+    names = ", ".join(model.name for model in gateway.models)
+    return f"OpenAI's API of {names} at {where}/v1; metrics at {where}/metrics"

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP server of a gateway: which handler answers a path, who may call, and what errors look like."""
+
+import asyncio
+import logging
+import re
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from aiohttp import web
+
+from clients.openai_api.api_error import ApiError, api_error
+from gateway.gateway_metrics import GatewayMetrics
+from gateway.json_answers import error_answer
+from trireme.base.byte_budget import ByteBudget
+from trireme.base.errors import ServingError
+from trireme.base.http_access import AcceptedKeys
+from trireme.base.http_body import body_of
+from trireme.base.http_connections import PatientServer
+
+_BACKLOG = 1024
+_LARGE_AT_ONCE = 8  # bodies of the largest size that may be on their way
+_HANDSHAKE_S = 10.0
+
+_log = logging.getLogger("trireme.gateway")
+
+Handler = Callable[[web.BaseRequest, bytes], Awaitable[web.StreamResponse]]
+
+
+class Route(NamedTuple):
+    """A path and its handler.
+
+    Attributes:
+        path: pattern of the whole path.
+        is_open: whether anybody may call; others need a key, where there are keys.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    is_open: bool = False
+
+
+class HttpServer:
+    """The server of some routes.
+
+    Args:
+        keys: that callers bring.
+        max_body_bytes: of a request.
+        max_connections: of all callers.
+    """
+
+    def __init__(
+        self,
+        routes: list[Route],
+        *,
+        keys: AcceptedKeys,
+        metrics: GatewayMetrics,
+        max_body_bytes: int,
+        max_connections: int,
+    ) -> None:
+        self._routes = [(re.compile(route.path), route) for route in routes]
+        self._keys, self._metrics, self._max_body_bytes = keys, metrics, max_body_bytes
+        self._budget = ByteBudget(_LARGE_AT_ONCE * max_body_bytes)
+        self._server = PatientServer(self._answer, max_connections)
+        self._num_running = 0
+
+    async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None, stop: asyncio.Event) -> None:
+        """Answer requests until `stop` is set; the listening socket is closed then, and running requests go on."""
+        loop = asyncio.get_running_loop()
+        handshake_s = None if tls is None else _HANDSHAKE_S
+        server = await loop.create_server(
+            self._server.connection, sock=listener, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+        )
+        ticking = asyncio.create_task(self._tick())
+        await stop.wait()
+        server.close()
+        ticking.cancel()
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the running requests have ended, or the time is over."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._num_running and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.05)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._num_running += 1
+        try:
+            return await self._routed(request)
+        except ApiError as exc:
+            return self._refused(exc)
+        except ServingError as exc:
+            return self._refused(api_error(exc))
+        except web.HTTPRequestEntityTooLarge:
+            too_large = f"the body is longer than {self._max_body_bytes} bytes (--max-body-bytes); send less"
+            answer = self._refused(ApiError(too_large, code="body_too_large", status=413))
+            answer.force_close()
+            return answer
+        except Exception:
+            _log.exception("a request to %s failed", request.path[:64])
+            return self._refused(ApiError("the gateway failed; the reason is in its log", code="server_error",
+                                          status=500))  # fmt: skip
+        finally:
+            self._num_running -= 1
+
+    async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
+        route = self._route(request)
+        if not route.is_open and not self._keys.accepts(request.headers.get("Authorization", "")):
+            raise ApiError(
+                "the key is missing or not accepted; send one as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                status=401,
+            )
+        async with body_of(request, max_bytes=self._max_body_bytes, budget=self._budget) as body:
+            pass
+        return await route.handler(request, body)
+
+    def _route(self, request: web.BaseRequest) -> Route:
+        method = "GET" if request.method == "HEAD" else request.method
+        allowed = [route for pattern, route in self._routes if pattern.fullmatch(request.path)]
+        for route in allowed:
+            if route.method == method:
+                return route
+        if allowed:
+            raise ApiError(f"{request.path} takes {allowed[0].method}, got {request.method[:16]}",
+                           code="method_not_allowed", status=405)  # fmt: skip
+        raise ApiError(f"there is no {request.path[:64]!r} here", code="not_found", status=404)
+
+    def _refused(self, error: ApiError) -> web.Response:
+        self._metrics.note_error(error.code)
+        return error_answer(error)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._server.tick(time.monotonic())
