@@ -36,6 +36,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     text_input: str | None = None
     messages: list[dict[str, object]] | None = None
+    tools: list[dict[str, object]] | None = None  # with messages; in OpenAI's form
     max_tokens: int
     decoder_text_input: str | None = None
     stream: bool | None = None

@@ -6,6 +6,7 @@ The server renders with the release's own template, and a client with the one th
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 from trireme.base.errors import RequestError, SpecError
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_TOOLS = re.compile(r"\btools\b")
 FIELD = "messages"
 
 
@@ -55,14 +57,25 @@ class ChatTemplate:
         """Return the text of the begin token; "" where the folder names none."""
         return self._tokens.get("bos_token", "")
 
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
+    @property
+    def takes_tools(self) -> bool:
+        """Return whether the template does something with tools."""
+        return _TOOLS.search(self.source) is not None
+
+    def render(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
         """Return the prompt that asks for the assistant's next message.
+
+        Args:
+            tools: that the assistant may call, in OpenAI's form.
 
         Raises:
             RequestError: the template refuses the messages.
         """
+        given = {"messages": list(messages), "tools": tools or None}  # templates ask whether it is none
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=True, **self._tokens)
+            return self._template.render(**given, add_generation_prompt=True, **self._tokens)
         except (self._failure, TypeError, ValueError, ArithmeticError, LookupError) as exc:
             reason = " ".join(str(exc).split())
             raise RequestError(f"{FIELD}: the model's chat template refuses them: {reason}", field=FIELD) from exc

@@ -100,6 +100,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
         field="input_ids",
     ),
     _prompt_input("messages", "MESSAGES", STRING, field="input_ids"),  # ours
+    _prompt_input("tools", "TOOLS", STRING, field="input_ids"),  # ours
     Tensor(
         ensemble="max_tokens", data_type=INT32, preprocessing="REQUEST_OUTPUT_LEN", is_required=True, field="max_tokens"
     ),

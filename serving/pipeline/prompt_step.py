@@ -172,11 +172,14 @@ class PromptStep:
 
     def _input_ids(self, tensors: Row) -> Ids:
         """Return the token ids ``[num_tokens] int32`` of the text or of the messages."""
+        tools = _items(tensors, "TOOLS")
         if "MESSAGES" not in tensors:
+            if any(tools):
+                raise RequestError("tools are for messages; send these, or leave tools out", field="tools")
             return self._tokenizer.encode_bytes(tensors["QUERY"].item())
         if "QUERY" in tensors and tensors["QUERY"].item():
             raise RequestError("text_input and messages are both there; send one of them", field="messages")
-        return self._chat.encode(tensors["MESSAGES"].item())
+        return self._chat.encode(tensors["MESSAGES"].item(), tools[0] if tools else b"")
 
     def _pad_id(self, tensors: Row) -> int:
         given = (*_items(tensors, "PAD_ID"), self._tokenizer.pad_id, self._tokenizer.end_id)

@@ -36,8 +36,8 @@ MULTIMODAL = {
     "CROSS_ATTENTION_MASK", "IMAGE_SIZES", "IS_VIDEO_INPUT", "ATTENTION_MASK", "IMAGE_GRID_THW", "VISION_INPUT_ID",
 }  # fmt: skip
 OURS = {
-    "messages", "MESSAGES", "lora_name", "return_finish_reason", "finish_reason", "return_release", "release",
-    "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE",
+    "messages", "MESSAGES", "tools", "TOOLS", "lora_name", "return_finish_reason", "finish_reason", "return_release",
+    "release", "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE",
     *(row.engine for row in SCHEDULING_INPUTS),
 }  # fmt: skip
 OLD_NAMES = {"random_seed", "min_length", "return_kv_cache_reuse_stats"}

@@ -84,7 +84,7 @@ def test_parts_of_text_are_joined_and_nulls_are_nothing() -> None:
         (b"[" * 100_000, "messages", "must be JSON"),
         (b"[]", "messages", "is an empty list"),
         (b'{"role": "user"}', "messages", "expected `array`"),
-        (b'[{"role": "user"}]', "messages[0]", "missing required field `content`"),
+        (b'[{"role": "user"}]', "messages[0]", "content is missing"),
         (
             b'[{"role": "user", "content": "a"}, {"role": "end", "content": ""}]',
             "messages[1].role",
