@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from clients.infer_messages import GenerateChunk, GenerateRequest
-from clients.openai_api.request_bodies import Asked
+from clients.openai_api.asked import Asked
 from clients.streaming import AsyncTritonClient
 from gateway.served_models import ServedModel
 from trireme.base.errors import ServingError

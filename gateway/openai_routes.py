@@ -13,7 +13,8 @@ from aiohttp import web
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.openai_api.answers import answer_body
 from clients.openai_api.api_error import ApiError, api_error, body_of_json
-from clients.openai_api.request_bodies import CHAT, COMPLETIONS, Asked, requests_of
+from clients.openai_api.asked import Asked, Endpoint
+from clients.openai_api.request_bodies import requests_of
 from clients.openai_api.stream_events import StreamEvents
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.gateway_metrics import GatewayMetrics, RequestWatch
@@ -24,7 +25,7 @@ from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.gateway")
 
-_OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion"}
+_OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion"}
 _CLIENT_GONE = "client_gone"
 _WRITE_S = 60.0  # a client that takes nothing for so long has gone
 _EVENTS = {
@@ -60,10 +61,10 @@ class OpenAiRoutes:
         Raises:
             ApiError: the request is refused, or failed before its first byte.
         """
-        asked = requests_of(request.path, body_of_json(body), base=self._base, chat_tokens=AS_MANY_AS_FIT)
+        asked = requests_of(Endpoint(request.path), body_of_json(body), base=self._base, chat_tokens=AS_MANY_AS_FIT)
         model = self._models.get(asked.model)
         asked = _streaming(asked)
-        with self._metrics.watching(_OPERATIONS[request.path], model.name) as watch:
+        with self._metrics.watching(_OPERATIONS[asked.endpoint], model.name) as watch:
             try:
                 async with contextlib.aclosing(self._generation.chunks(asked, model)) as chunks:
                     answer = self._stream if asked.is_streaming else self._whole

@@ -9,10 +9,22 @@ from clients.batch.input_file import MAX_LINE_BYTES
 from clients.batch.line_error import LineError
 from clients.infer_messages import GenerateRequest
 from clients.openai_api.api_error import ApiError, shown
-from clients.openai_api.request_bodies import CHAT, COMPLETIONS, Asked, requests_of
+from clients.openai_api.asked import Asked, Endpoint
+from clients.openai_api.body_fields import Refused
+from clients.openai_api.request_bodies import requests_of
 
-_WHOLE = "an answer of a batch comes whole"
-_REFUSED: dict[str, tuple[tuple[object, ...], str]] = {"stream": ((False,), _WHOLE), "stream_options": ((), _WHOLE)}
+_ENDPOINTS = (Endpoint.COMPLETIONS, Endpoint.CHAT)
+_WHOLE, _OWN_CLASS = "an answer of a batch comes whole", "a batch is of a class of its own"
+_NO_CALLS = "calls of tools are not read in a batch"
+_REFUSED: Refused = {
+    "stream": ((False,), _WHOLE),
+    "stream_options": ((), _WHOLE),
+    "service_tier": (("auto", "default", "flex"), _OWN_CLASS),
+    "priority": ((3,), _OWN_CLASS),
+    "tools": (([],), _NO_CALLS),
+    "tool_choice": (("none", "auto"), _NO_CALLS),
+    "parallel_tool_calls": ((True, False), _NO_CALLS),
+}
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -45,9 +57,9 @@ def parse_line(number: int, line: bytes | None) -> BatchLine:
         raise _invalid("custom_id", f"custom_id must be text that is not empty, got {shown(custom_id)}")
     if method != "POST":
         raise _invalid("method", f"method must be 'POST', got {shown(method)}")
-    if url not in (COMPLETIONS, CHAT):
+    if url not in _ENDPOINTS:
         raise LineError(
-            f"url must be {COMPLETIONS} or {CHAT}, got {shown(url)}; other endpoints are not served",
+            f"url must be {' or '.join(_ENDPOINTS)}, got {shown(url)}; other endpoints are not served",
             code="invalid_url",
             param="url",
         )
@@ -68,7 +80,7 @@ def asked_by(line: BatchLine, *, base: GenerateRequest, chat_tokens: int, served
         LineError: it names the parameter, its value and what is allowed.
     """
     try:
-        asked = requests_of(line.url, line.body, base=base, chat_tokens=chat_tokens, refused=_REFUSED)
+        asked = requests_of(Endpoint(line.url), line.body, base=base, chat_tokens=chat_tokens, refused=_REFUSED)
     except ApiError as exc:
         where = "body." if exc.param else ""
         raise LineError(where + exc.message, code=exc.code, param=f"body.{exc.param}" if exc.param else "body") from exc

@@ -18,7 +18,7 @@ from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of, lin
 from clients.batch.window import Window
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.openai_api.answers import Usage, answer_body, num_shortened
-from clients.openai_api.request_bodies import Asked
+from clients.openai_api.asked import Asked
 from clients.streaming import AsyncTritonClient
 from trireme.base.errors import ServingError, Unavailable
 

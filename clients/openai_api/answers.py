@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from clients.infer_messages import GenerateChunk
-from clients.openai_api.request_bodies import Asked
+from clients.openai_api.asked import Asked
 from trireme.base.errors import ServerError
 
 _REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart

@@ -6,7 +6,7 @@ import msgspec
 from clients.infer_messages import GenerateChunk
 from clients.openai_api.answers import Usage, id_of, reason_of
 from clients.openai_api.api_error import ApiError
-from clients.openai_api.request_bodies import Asked
+from clients.openai_api.asked import Asked
 
 _END = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode

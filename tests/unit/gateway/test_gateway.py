@@ -17,6 +17,7 @@ from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.gateway import Limits
 from gateway.served_models import ServedModel
 
+TOOL = {"type": "function", "function": {"name": "weather"}}
 TEXT = "Once upon ünd"
 FULL = "[UNAVAILABLE reason=queue_full retry_after_ms=2500] the queue is full"
 
@@ -194,7 +195,11 @@ def test_a_caller_who_leaves_ends_the_request_on_the_server(is_streaming: bool) 
 WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"temperature": 3}, "temperature"),
     ({"logprobs": True}, "logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ({"service_tier": "gold"}, "service_tier"),
+    ({"priority": 4}, "priority"),
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),

@@ -15,7 +15,7 @@ from clients.batch.line_error import LineError
 from clients.batch.result_lines import answer_line, error_line
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.openai_api.answers import answer_body
-from clients.openai_api.request_bodies import Asked
+from clients.openai_api.asked import Asked, Endpoint
 from trireme.base.errors import ServerError, SpecError
 from trireme.base.project_files import CODE_ROOT
 
@@ -241,7 +241,13 @@ def test_an_answer_counts_each_prompt_once_and_every_sequence() -> None:
 
 def test_an_answer_without_its_end_is_the_server_s_error() -> None:
     with pytest.raises(ServerError, match="finish_reason"):
-        answer_body(Asked((BASE,), None, 1), [[chunk("x", reason=None)]], answer_id="r", now_s=0.0, model="m")
+        answer_body(
+            Asked(endpoint=Endpoint.CHAT, requests=(BASE,)),
+            [[chunk("x", reason=None)]],
+            answer_id="r",
+            now_s=0.0,
+            model="m",
+        )
 
 
 def test_the_lines_of_the_results_are_openai_s() -> None:
