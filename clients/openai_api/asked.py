@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one body asks for, at whichever endpoint: requests of the serving contract, and the form of the answer."""
+"""The question of one body, at whichever endpoint: requests of the serving contract, and the form of the answer."""
 
 import enum
 from typing import Any

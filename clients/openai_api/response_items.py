@@ -26,7 +26,7 @@ class OutputText(_Part, kw_only=True, forbid_unknown_fields=True, tag="output_te
 
 
 class ReasoningText(_Part, kw_only=True, forbid_unknown_fields=True, tag="reasoning_text"):
-    """What the model thought."""
+    """A text of the model's thinking."""
 
 
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
@@ -52,7 +52,7 @@ class Call(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
 class CallOutput(
     msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"
 ):
-    """What came of a call."""
+    """The result of a call."""
 
     call_id: str
     output: str | list[InputText]
@@ -61,7 +61,7 @@ class CallOutput(
 
 
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
-    """What the model thought before its next item."""
+    """The model's thinking before its next item."""
 
     content: list[ReasoningText] = []
     summary: list[Any] = []

@@ -48,6 +48,7 @@ PROMPT = [20, 30, 40, 50]
 # What a tensor is sent with, by the engine step's name or, for one that it does not see, the client's.
 VALUES: dict[str, object] = {
     "text_input": [b"Once upon a time"], "messages": [b'[{"role": "user", "content": "Once"}]'],
+    "tools": [b"[]"],
     "max_tokens": [3], "decoder_text_input": [b"Born"], "bad_words": [b"the"],
     "stop_words": [b"xyz"], "embedding_bias_words": [b"the"], "embedding_bias_weights": [2.0],
     "prompt_table_extra_id": [9], "input_ids": PROMPT, "input_lengths": [4], "request_output_len": [3], "end_id": [5],
@@ -82,6 +83,7 @@ _LOOKAHEAD = ["lookahead_window_size", "lookahead_ngram_size", "lookahead_verifi
 _LORA = ["lora_task_id", "lora_weights", "lora_config"]
 # What a tensor says nothing without.
 COMPANIONS: dict[str, list[str]] = {
+    "tools": ["messages"],
     "embedding_bias_words": ["embedding_bias_weights"], "embedding_bias_weights": ["embedding_bias_words"],
     "decoder_input_lengths": ["decoder_input_ids"], "prompt_vocab_size": ["prompt_embedding_table"],
     "lora_weights": _LORA, "lora_config": _LORA, "guided_decoding_guide_type": ["guided_decoding_guide"],
