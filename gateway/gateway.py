@@ -89,6 +89,7 @@ class Gateway:
 def _routes(openai: OpenAiRoutes, health: HealthRoutes) -> list[Route]:
     return [
         Route("POST", r"/v1/(?:chat/)?completions", openai.generate),
+        Route("POST", r"/v1/embeddings", openai.embed),
         Route("GET", r"/v1/models", openai.list_models),
         Route("GET", r"/v1/models/[^/]{1,64}", openai.describe_model),
         Route("GET", r"/health/live", health.live, is_open=True),

@@ -70,11 +70,26 @@ class OpenAiRoutes:
                     answer = self._stream if asked.is_streaming else self._whole
                     return await answer(request, asked, model, chunks, watch)
             except ServingError as exc:
-                watch.error = api_error(exc).code
-                raise
+                error = api_error(exc, is_chat=asked.is_chat)
+                watch.error = error.code
+                raise error from exc
             except asyncio.CancelledError:
                 watch.error = _CLIENT_GONE
                 raise
+
+    async def embed(self, _request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        """Refuse to make embeddings, by the name of the model that was asked for them.
+
+        Raises:
+            ApiError: always.
+        """
+        name = body_of_json(body).get("model")
+        model = self._models.get(name if isinstance(name, str) else None)
+        raise ApiError(
+            f"model {model.name!r} writes text, and makes no embeddings; ask a server of an embedding model",
+            code="unsupported_model",
+            param="model",
+        )
 
     async def list_models(self, _request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
         """Return the list of models."""

@@ -23,6 +23,15 @@ _OTHERS: tuple[tuple[type[ServingError], str, int], ...] = (
     (RequestCancelled, "cancelled", 503),
     (AccessDenied, "server_error", 502),
 )
+# Parameters by their names in the serving contract.
+_PARAMS = {
+    "end_id": "ignore_eos",
+    "guided_decoding_guide": "response_format",
+    "guided_decoding_guide_type": "response_format",
+    "num_return_sequences": "n",
+    "stop_words": "stop",
+}
+_PROMPTS = frozenset({"input_ids", "messages", "text_input"})
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -63,17 +72,33 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def api_error(error: ServingError) -> ApiError:
-    """Return what an error of the server is in OpenAI's API."""
+def api_error(error: ServingError, *, is_chat: bool = False) -> ApiError:
+    """Return what an error of the server is in OpenAI's API.
+
+    Args:
+        is_chat: the prompt was messages.
+    """
     if isinstance(error, RequestError):
-        field = error.facts.get("field")
-        return ApiError(error.message, code="invalid_value", param=None if field is None else str(field))
+        return _wrong(error, is_chat=is_chat)
     if isinstance(error, Unavailable):
         return _unavailable(error)
     for kind, code, status in _OTHERS:
         if isinstance(error, kind):
             return ApiError(_REFUSED_BEHIND if kind is AccessDenied else error.message, code=code, status=status)
     return ApiError(error.message, code="server_error", status=500)
+
+
+def _wrong(error: RequestError, *, is_chat: bool) -> ApiError:
+    """Return the error of a request that the server refuses; the parameter has its name in the caller's body."""
+    field = error.facts.get("field")
+    if field is None:
+        return ApiError(error.message, code="invalid_value")
+    param = _PARAMS.get(str(field), str(field))
+    if field in _PROMPTS:
+        param = "messages" if is_chat else "prompt"
+    is_too_long = field in _PROMPTS and "max" in error.facts
+    message = error.message if error.message.startswith(param) else f"{param}: {error.message}"
+    return ApiError(message, code="context_length_exceeded" if is_too_long else "invalid_value", param=param)
 
 
 def _unavailable(error: Unavailable) -> ApiError:

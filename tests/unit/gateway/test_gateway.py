@@ -154,6 +154,22 @@ def test_an_error_before_the_first_text_has_its_status(
     assert error["param"] == ("max_tokens" if status == 400 else None)
 
 
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for() -> None:
+    said = "[INVALID_ARG field=input_ids value=120 max=99] the prompt has 120 tokens"
+    with KServeServer(said) as server, RunningGateway(server.url) as gateway:
+        for answer, param in ((gateway.chat(), "messages"), (gateway.complete(), "prompt")):
+            error = answer.json["error"]
+            assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+            assert error["message"].startswith(param)
+
+
+def test_what_the_engine_cannot_do_is_named_as_the_caller_named_it() -> None:
+    said = "[INVALID_ARG field=guided_decoding_guide_type] guided_decoding_guide_type is not supported"
+    with KServeServer(said) as server, RunningGateway(server.url) as gateway:
+        answer = gateway.chat(response_format={"type": "json_object"})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "response_format")
+
+
 def test_a_server_that_is_away_is_unavailable(free_url: str) -> None:
     with RunningGateway(free_url) as gateway:
         answer = gateway.chat()
@@ -244,6 +260,13 @@ def test_paths_and_methods_that_are_not_there_say_so(gateway: RunningGateway) ->
     assert gateway.call("GET", "/v1/wishes").status == 404
     answer = gateway.call("GET", "/v1/chat/completions")
     assert (answer.status, answer.json["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_embeddings_are_refused_by_the_model_s_name(gateway: RunningGateway) -> None:
+    answer = gateway.call("POST", "/v1/embeddings", {"model": "demo", "input": "Hi"})
+    assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported_model")
+    assert "'demo'" in answer.json["error"]["message"]
+    assert gateway.call("POST", "/v1/embeddings", {"model": "other", "input": "Hi"}).status == 404
 
 
 def test_models_are_listed_and_described(gateway: RunningGateway) -> None:
