@@ -12,6 +12,7 @@ from gateway.gateway_metrics import GatewayMetrics
 from gateway.generation import Generation
 from gateway.health_routes import HealthRoutes
 from gateway.http_server import HttpServer, Route
+from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
 from gateway.served_models import ServedModels
 from trireme.base.http_access import AcceptedKeys, HttpAccess
@@ -75,7 +76,7 @@ class Gateway:
             generation = Generation(client, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
             server = HttpServer(
-                _routes(OpenAiRoutes(self.models, generation, metrics), health),
+                _routes(OpenAiRoutes(self.models, generation, metrics), ModelRoutes(self.models), health),
                 keys=AcceptedKeys(self._access),
                 metrics=metrics,
                 max_body_bytes=self._limits.max_body_bytes,
@@ -86,12 +87,12 @@ class Gateway:
             await server.finish(self._limits.exit_timeout_s)
 
 
-def _routes(openai: OpenAiRoutes, health: HealthRoutes) -> list[Route]:
+def _routes(openai: OpenAiRoutes, models: ModelRoutes, health: HealthRoutes) -> list[Route]:
     return [
-        Route("POST", r"/v1/(?:chat/)?completions", openai.generate),
+        Route("POST", r"/v1/(?:chat/completions|completions|responses)", openai.generate),
         Route("POST", r"/v1/embeddings", openai.embed),
-        Route("GET", r"/v1/models", openai.list_models),
-        Route("GET", r"/v1/models/[^/]{1,64}", openai.describe_model),
+        Route("GET", r"/v1/models", models.list_models),
+        Route("GET", r"/v1/models/[^/]{1,64}", models.describe_model),
         Route("GET", r"/health/live", health.live, is_open=True),
         Route("GET", r"/health/ready", health.ready, is_open=True),
         Route("GET", r"/metrics", health.metrics),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from clients.openai_api.answers import Usage
+from clients.openai_api.answer_deltas import Usage
 
 # The conventions' advice for the boundaries.
 _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -95,7 +95,7 @@ class RequestWatch:
         self.begun_s = time.monotonic()
         self.first_s: float | None = None
         self.last_s = 0.0
-        self.usage = Usage(0, 0, 0)
+        self.usage = Usage()
         self.error = ""
 
     def note_text(self) -> None:

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that callers may name, and the Triton model that answers for each."""
+"""The models that callers may name, the Triton model that answers for each, and how their answers are read."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from clients.openai_api.api_error import ApiError
+from clients.openai_api.asked import Asked
+from clients.openai_api.tool_calls.answer_reader import AnswerReader
+from clients.openai_api.tool_calls.deltas import DeltaReader
+from clients.openai_api.tool_calls.reader_choice import Style, call_reader, style_of
+from clients.openai_api.tool_calls.reasoning import END, ReasoningReader, begins_inside
+from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
-from trireme.base.errors import SpecError
+from ensemble_configs.spec.model_spec import ModelSpec
+from trireme.base.errors import ServingError, SpecError
 
 
 class ServedModel(NamedTuple):
@@ -17,11 +24,37 @@ class ServedModel(NamedTuple):
         name: that callers write into `model`.
         triton_model: Triton's name of the model from text to text.
         max_seq_len: tokens of prompt and answer together; None: the deployment does not say.
+        tool_style: how the model writes calls of tools; None: in no way that is read here.
+        is_reasoning: answers may begin with reasoning.
+        begins_inside: the prompt ends within the reasoning.
     """
 
     name: str
     triton_model: str
     max_seq_len: int | None = None
+    tool_style: Style | None = None
+    is_reasoning: bool = False
+    begins_inside: bool = False
+
+    def reader(self, asked: Asked) -> AnswerReader:
+        """Return the reader of one answer.
+
+        Raises:
+            ApiError: there are tools, and the model writes calls in no way that is read here.
+        """
+        readers: list[DeltaReader] = []
+        if self.is_reasoning and asked.is_chat:
+            readers.append(ReasoningReader(begins_inside=self.begins_inside))
+        if asked.tools:
+            if self.tool_style is None:
+                raise ApiError(
+                    f"tools: {self.name} writes calls in no style that is read here ({', '.join(Style)}); leave "
+                    "tools out, or read calls from the text",
+                    code="unsupported_parameter",
+                    param="tools",
+                )
+            readers.append(call_reader(self.tool_style, asked.tools, max_calls=asked.max_calls))
+        return AnswerReader(*readers)
 
 
 class ServedModels:
@@ -60,14 +93,27 @@ def models_of(deployment: DeploymentSpec) -> ServedModels:
     Raises:
         SpecError: a model has neither.
     """
-    found = []
-    for model in deployment.models:
-        step = next((step for step in ROUTING_MODELS if step in model.endpoints), None)
-        if step is None:
-            raise SpecError(
-                f"model {model.name} of {deployment.name} cannot be served by the gateway: add "
-                f"{' or '.join(ROUTING_MODELS)} to its endpoints",
-                field="endpoints",
-            )
-        found.append(ServedModel(model.name, model.triton_prefix + step, model.engine.max_seq_len))
-    return ServedModels(found)
+    return ServedModels(_served(model, deployment.name) for model in deployment.models)
+
+
+def _served(model: ModelSpec, deployment: str) -> ServedModel:
+    step = next((step for step in ROUTING_MODELS if step in model.endpoints), None)
+    if step is None:
+        raise SpecError(
+            f"model {model.name} of {deployment} cannot be served by the gateway: add {' or '.join(ROUTING_MODELS)} to "
+            "its endpoints",
+            field="endpoints",
+        )
+    served = ServedModel(model.name, model.triton_prefix + step, model.engine.max_seq_len)
+    try:
+        template = load_chat_template(model.tokenizer.dir)
+        prompt = "" if template is None else template.render([{"role": "user", "content": "Hi"}])
+    except ServingError:  # the server says so to whoever sends messages
+        return served
+    if template is None:
+        return served
+    return served._replace(
+        tool_style=style_of(template.source),
+        is_reasoning=END in template.source,
+        begins_inside=begins_inside(prompt),
+    )

@@ -17,7 +17,8 @@ from clients.batch.results_file import ResultsFile
 from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of, line_error
 from clients.batch.window import Window
 from clients.infer_messages import GenerateChunk, GenerateRequest
-from clients.openai_api.answers import Usage, answer_body, num_shortened
+from clients.openai_api.answer_deltas import AnswerDeltas, Usage
+from clients.openai_api.answers import answer_body, num_shortened
 from clients.openai_api.asked import Asked
 from clients.streaming import AsyncTritonClient
 from trireme.base.errors import ServingError, Unavailable
@@ -134,7 +135,12 @@ class BatchJob:
                 received = [await self._ask(request) for request in asked.requests]
                 result_id = self._results.id_of(line.number)
                 body, usage = answer_body(
-                    asked, received, answer_id=result_id, now_s=time.time(), model=asked.model or self._model
+                    asked,
+                    received,
+                    AnswerDeltas(asked),
+                    answer_id=result_id,
+                    now_s=time.time(),
+                    model=asked.model or self._model,
                 )
             except ServingError as exc:
                 kind = failure_kind_of(exc)

@@ -1,28 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers of the server in OpenAI's form, where they come whole."""
+"""The answers of chats and text completions, where they come whole."""
 
 from collections.abc import Sequence
 
-import msgspec
-
 from clients.infer_messages import GenerateChunk
+from clients.openai_api.answer_deltas import AnswerDeltas, Usage
 from clients.openai_api.asked import Asked
+from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 from trireme.base.errors import ServerError
 
-_REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
 
+class _Choice:
+    """One choice of an answer, as it is so far."""
 
-class Usage(msgspec.Struct, frozen=True):
-    """The tokens as the server counted them; each prompt once, however many answers it has."""
+    def __init__(self) -> None:
+        self.content = ""
+        self.reasoning = ""
+        self.calls: list[dict[str, str]] = []
+        self.finish_reason: str | None = None
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    def add(self, delta: Delta) -> None:
+        match delta:
+            case Content(text):
+                self.content += text
+            case Reasoning(text):
+                self.reasoning += text
+            case CallBegun(_, call_id, name):
+                self.calls.append({"id": call_id, "name": name, "arguments": ""})
+            case Arguments(index, text):
+                self.calls[index]["arguments"] += text
+
+    def body(self, index: int, *, is_chat: bool) -> dict[str, object]:
+        said: dict[str, object] = {"message": self._message()} if is_chat else {"text": self.content}
+        return {"index": index, **said, "logprobs": None, "finish_reason": self.finish_reason}
+
+    def _message(self) -> dict[str, object]:
+        content = None if self.calls and not self.content else self.content
+        message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": call["arguments"] or "{}"},
+                }
+                for call in self.calls
+            ]
+        return message
 
 
 def answer_body(
     asked: Asked,
     received: Sequence[Sequence[GenerateChunk]],
+    deltas: AnswerDeltas,
     *,
     answer_id: str,
     now_s: float,
@@ -32,6 +64,7 @@ def answer_body(
 
     Args:
         received: by request, the chunks of all its sequences.
+        deltas: reads them.
         answer_id: name of the answer, without the prefix of its kind.
         now_s: Unix time.
         model: name of the model in the answer.
@@ -39,31 +72,24 @@ def answer_body(
     Raises:
         ServerError: the server did not send what was asked for.
     """
-    choices: list[dict[str, object]] = []
-    num_input = num_output = 0
-    for chunks in received:
-        num_input += next((chunk.num_input_tokens for chunk in chunks if chunk.num_input_tokens is not None), 0)
-        for index in range(asked.n):
-            own = _of(chunks, index)
-            text = "".join(chunk.text for chunk in own)
-            reason = next((chunk.finish_reason for chunk in reversed(own) if chunk.finish_reason), None)
-            if reason is None:
-                raise ServerError("the server ended an answer without saying why (finish_reason)")
-            num_output += sum(chunk.num_output_tokens or 0 for chunk in own)
-            said = (
-                {"message": {"role": "assistant", "content": text, "refusal": None}}
-                if asked.is_chat
-                else {"text": text}
-            )
-            choices.append({"index": len(choices), **said, "logprobs": None, "finish_reason": reason_of(reason)})
-    usage = Usage(num_input, num_output, num_input + num_output)
-    body = {
+    choices = [_Choice() for _ in range(asked.num_choices)]
+    for request, chunks in enumerate(received):
+        for chunk in chunks:
+            piece = deltas.of(request, chunk)
+            choice = choices[piece.choice]
+            for delta in piece.deltas:
+                choice.add(delta)
+            choice.finish_reason = piece.finish_reason or choice.finish_reason
+    if any(choice.finish_reason is None for choice in choices):
+        raise ServerError("the server ended an answer without saying why (finish_reason)")
+    usage = deltas.usage
+    body: dict[str, object] = {
         "id": id_of(asked, answer_id),
         "object": "chat.completion" if asked.is_chat else "text_completion",
         "created": int(now_s),
         "model": model,
-        "choices": choices,
-        "usage": msgspec.to_builtins(usage),
+        "choices": [choice.body(index, is_chat=asked.is_chat) for index, choice in enumerate(choices)],
+        "usage": usage.fields(),
     }
     return body, usage
 
@@ -73,21 +99,12 @@ def id_of(asked: Asked, answer_id: str) -> str:
     return f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{answer_id}"
 
 
-def reason_of(finish_reason: str) -> str:
-    """Return OpenAI's word for why an answer ended."""
-    return _REASONS.get(finish_reason, finish_reason)
-
-
 def num_shortened(asked: Asked, received: Sequence[Sequence[GenerateChunk]]) -> int:
-    """Return how many answers a limit of the server cut below the length that the line allowed."""
+    """Return how many answers a limit of the server cut below the length that was asked for."""
     found = 0
     for request, chunks in zip(asked.requests, received, strict=True):
         for index in range(asked.n):
-            own = _of(chunks, index)
+            own = [chunk for chunk in chunks if (chunk.sequence_index or 0) == index]
             is_at_limit = any(chunk.finish_reason == "length" for chunk in own)
             found += is_at_limit and sum(chunk.num_output_tokens or 0 for chunk in own) < request.max_tokens
     return found
-
-
-def _of(chunks: Sequence[GenerateChunk], index: int) -> list[GenerateChunk]:
-    return [chunk for chunk in chunks if (chunk.sequence_index or 0) == index]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from clients.infer_messages import GenerateRequest
+from clients.openai_api.tool_calls.callable_tools import CallableTools
 
 
 class Endpoint(enum.StrEnum):
@@ -23,8 +24,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: as the body names it; None: it names none.
         includes_usage: a stream ends with the tokens that it took.
-        offers_tools: what the model writes may be calls of tools.
-        has_one_call: no more than one of them.
+        tools: that the model may call.
+        max_calls: of them; None: any number.
         echo: fields that the answer repeats.
     """
 
@@ -34,11 +35,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     is_streaming: bool = False
     includes_usage: bool = False
-    offers_tools: bool = False
-    has_one_call: bool = False
+    tools: CallableTools = {}
+    max_calls: int | None = None
     echo: dict[str, Any] = {}
 
     @property
     def is_chat(self) -> bool:
         """Return whether the answer is a message."""
         return self.endpoint is not Endpoint.COMPLETIONS
+
+    @property
+    def num_choices(self) -> int:
+        """Return the number of texts in the answer."""
+        return len(self.requests) * self.n

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tools that a body offers: the fields of a request, and what may be asked of their use."""
+"""The tools that a body offers, and what may be asked of their use."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -13,12 +13,20 @@ ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
 _AS_THE_MODEL_LIKES = "none", "auto"
 
 
-def tools_of(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> dict[str, object]:
-    """Return the fields of a request that offer tools; none where the model shall not call.
+def offered_tools(tools: Iterable[Tool], choice: ToolChoice | None) -> list[dict[str, Any]]:
+    """Return the tools that the model is told of; none where it shall not call.
 
     Raises:
-        ApiError: the choice is one that no engine here can be held to, or there is nothing to choose from.
+        ApiError: two tools have one name, the choice is one that no model here can be held to, or there is nothing to
+            choose from.
     """
+    offered = [msgspec.to_builtins(tool) for tool in tools]
+    names = [tool["function"]["name"] for tool in offered]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            param = f"tools[{number}].function.name"
+            raise ApiError(f"{param} ({name!r}) is that of another tool; each needs a name of its own",
+                           code="invalid_value", param=param)  # fmt: skip
     if choice is not None and choice not in _AS_THE_MODEL_LIKES:
         raise ApiError(
             f"tool_choice must be none or auto, got {shown(choice)}: no model here can be made to call; offer the one "
@@ -26,9 +34,7 @@ def tools_of(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> dict[st
             code="unsupported_parameter",
             param="tool_choice",
         )
-    if choice is not None and not tools:
+    if choice is not None and not offered:
         raise ApiError("tool_choice is for tools; send these, or leave it out", code="invalid_value",
                        param="tool_choice")  # fmt: skip
-    if not tools or choice == "none":
-        return {}
-    return {"tools": [msgspec.to_builtins(tool) for tool in tools]}
+    return [] if choice == "none" else offered

@@ -22,7 +22,8 @@ from clients.openai_api.body_fields import (
     read_fields,
     sampling_of,
 )
-from clients.openai_api.offered_tools import ToolChoice, tools_of
+from clients.openai_api.offered_tools import ToolChoice, offered_tools
+from clients.openai_api.tool_calls.callable_tools import callable_tools
 from ensemble_configs.chat.chat_messages import ChatMessage, Tools, without_nulls
 
 COMPLETION_TOKENS = 16  # OpenAI's default
@@ -118,15 +119,17 @@ def requests_of(
 def _of_chat(parsed: _Chat, base: GenerateRequest, chat_tokens: int) -> Asked:
     wanted = parsed.response_format or _Format(type="text")
     schema = wanted.json_schema and wanted.json_schema.schema
-    tools = tools_of(parsed.tools, parsed.tool_choice)
+    tools = offered_tools(parsed.tools or (), parsed.tool_choice)
     request = msgspec.structs.replace(
         _common(parsed, base, _one_limit(parsed) or chat_tokens),
         messages=_for_server(parsed.messages),
         **guide_of(wanted.type, schema, param="response_format"),
-        **tools,
+        tools=tools or None,
     )
     asked = _asked(Endpoint.CHAT, parsed, (request,))
-    return msgspec.structs.replace(asked, offers_tools=bool(tools), has_one_call=parsed.parallel_tool_calls is False)
+    return msgspec.structs.replace(
+        asked, tools=callable_tools(tools), max_calls=1 if parsed.parallel_tool_calls is False else None
+    )
 
 
 def _common(parsed: _Generated, base: GenerateRequest, max_tokens: int) -> GenerateRequest:

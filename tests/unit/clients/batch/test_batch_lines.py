@@ -14,6 +14,7 @@ from clients.batch.input_file import InputFile
 from clients.batch.line_error import LineError
 from clients.batch.result_lines import answer_line, error_line
 from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.openai_api.answer_deltas import AnswerDeltas
 from clients.openai_api.answers import answer_body
 from clients.openai_api.asked import Asked, Endpoint
 from trireme.base.errors import ServerError, SpecError
@@ -228,7 +229,7 @@ def test_an_answer_counts_each_prompt_once_and_every_sequence() -> None:
     line = parse_line(1, json.dumps(completion("a", prompt=["x", "y"], n=2)).encode())
     found = asked_by(line, base=BASE, chat_tokens=1)
     received = [[chunk("x1", 1), chunk("x0", 0)], [chunk("y0", 0, tokens=3), chunk("y1", 1, reason="length")]]
-    body, usage = answer_body(found, received, answer_id="r", now_s=7.9, model="m")
+    body, usage = answer_body(found, received, AnswerDeltas(found), answer_id="r", now_s=7.9, model="m")
     assert body["choices"] == [
         {"index": 0, "text": "x0", "logprobs": None, "finish_reason": "stop"},
         {"index": 1, "text": "x1", "logprobs": None, "finish_reason": "stop"},
@@ -240,14 +241,10 @@ def test_an_answer_counts_each_prompt_once_and_every_sequence() -> None:
 
 
 def test_an_answer_without_its_end_is_the_server_s_error() -> None:
+    found = Asked(endpoint=Endpoint.CHAT, requests=(BASE,))
+    received = [[chunk("x", reason=None)]]
     with pytest.raises(ServerError, match="finish_reason"):
-        answer_body(
-            Asked(endpoint=Endpoint.CHAT, requests=(BASE,)),
-            [[chunk("x", reason=None)]],
-            answer_id="r",
-            now_s=0.0,
-            model="m",
-        )
+        answer_body(found, received, AnswerDeltas(found), answer_id="r", now_s=0.0, model="m")
 
 
 def test_the_lines_of_the_results_are_openai_s() -> None:

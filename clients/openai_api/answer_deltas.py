@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chunks of an answer as pieces of what OpenAI's answers are made of: content, reasoning, calls of tools."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from clients.infer_messages import GenerateChunk
+from clients.openai_api.asked import Asked
+from clients.openai_api.tool_calls.answer_reader import AnswerReader
+from clients.openai_api.tool_calls.deltas import Delta
+
+_REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
+
+
+class Usage(NamedTuple):
+    """The tokens as the server counted them; each prompt once, however many answers it has."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Return all tokens."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def fields(self) -> dict[str, int]:
+        """Return the object of an answer."""
+        return {**self._asdict(), "total_tokens": self.total_tokens}
+
+
+class Piece(NamedTuple):
+    """The pieces that a chunk brings of one choice.
+
+    Attributes:
+        choice: index of the choice among all of the answer.
+        finish_reason: OpenAI's word for why the choice ends with this piece; None: it goes on.
+    """
+
+    choice: int
+    deltas: list[Delta]
+    finish_reason: str | None
+
+
+class AnswerDeltas:
+    """The readers of all choices of one answer.
+
+    Args:
+        readers: of each choice; None: all text is content.
+    """
+
+    def __init__(self, asked: Asked, readers: Sequence[AnswerReader] | None = None) -> None:
+        self._n = asked.n
+        self._readers = readers or [AnswerReader() for _ in range(asked.num_choices)]
+        self._num_input: dict[int, int] = {}  # by request
+        self._num_output = 0
+
+    @property
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+        return Usage(sum(self._num_input.values()), self._num_output)
+
+    def of(self, request: int, chunk: GenerateChunk) -> Piece:
+        """Return what a chunk brings.
+
+        Args:
+            request: index of the chunk's request among those that were asked.
+        """
+        if chunk.num_input_tokens is not None:
+            self._num_input.setdefault(request, chunk.num_input_tokens)
+        self._num_output += chunk.num_output_tokens or 0
+        index = request * self._n + (chunk.sequence_index or 0)
+        reader = self._readers[index]
+        deltas = reader.read(chunk.text) if chunk.text else []
+        if not chunk.finish_reason:
+            return Piece(index, deltas, None)
+        deltas = [*deltas, *reader.end()]
+        return Piece(index, deltas, reader.finish_reason(_REASONS.get(chunk.finish_reason, chunk.finish_reason)))

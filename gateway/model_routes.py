@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths that say which models there are."""
+
+import time
+
+from aiohttp import web
+
+from gateway.json_answers import json_answer
+from gateway.served_models import ServedModel, ServedModels
+
+
+class ModelRoutes:
+    """The handlers of the list of models."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._begun_s = int(time.time())
+
+    async def list_models(self, _request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
+        """Return the list of models."""
+        return json_answer({"object": "list", "data": [self._described(model) for model in self._models]})
+
+    async def describe_model(self, request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
+        """Return one model.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        return json_answer(self._described(self._models.get(request.path.rpartition("/")[2])))
+
+    def _described(self, model: ServedModel) -> dict[str, object]:
+        limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}
+        return {"id": model.name, "object": "model", "created": self._begun_s, "owned_by": "trireme", **limit}
