@@ -9,6 +9,8 @@ from clients.openai_api.tool_calls.delta_writer import DeltaWriter
 from clients.openai_api.tool_calls.deltas import Delta
 from clients.openai_api.tool_calls.incoming_text import IncomingText, Waiting
 
+Grammar = Callable[[IncomingText, DeltaWriter], Waiting[None]]
+
 
 class CallReader:
     """A reader of one answer: text to content and calls.
@@ -22,7 +24,7 @@ class CallReader:
 
     def __init__(
         self,
-        grammar: Callable[[IncomingText, DeltaWriter], Waiting[None]],
+        grammar: Grammar,
         *,
         offered: CallableTools | None = None,
         max_calls: int | None = None,

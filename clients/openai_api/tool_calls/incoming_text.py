@@ -6,7 +6,7 @@ is more, or when the answer is over.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -121,6 +121,3 @@ class IncomingText:
         """Return how many characters at the end may be the begin of a marker."""
         longest = min(len(marker) - 1, len(self._text) - self._at)
         return next((num for num in range(longest, 0, -1) if self._text.endswith(marker[:num])), 0)
-
-
-Grammar = Callable[[IncomingText], Iterator[None]]

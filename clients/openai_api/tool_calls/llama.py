@@ -5,7 +5,7 @@
 JSON further on is an example or data. Llama's Python calls, `<|python_tag|>search.call(query=...)`, stay content.
 
 Source: the chat templates and model cards of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-3B-Instruct. The `;` is in
-neither: it is what the models write when they are asked for several calls.
+neither: models write it between several calls, and vLLM's parser for them reads it too.
 """
 
 from clients.openai_api.tool_calls.call_attempt import attempt

@@ -2,11 +2,11 @@
 """Tool calls of Mistral: `[TOOL_CALLS]`, and then a JSON array of calls, or a name and its arguments.
 
 The older form is `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}, ...]`. The newer one is
-`[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call, without the id since Devstral. `[ARGS]` may be missing: some
-tokenizers' decoders leave control tokens out.
+`[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call, the newest one the same without the id. `[ARGS]` may be missing,
+as where a decoder leaves control tokens out. The model's ids are not used: in most answers there are none.
 
-Source: mistral-common's tokenizers, v3 and v7 for the array, v11 and v13 for names, and the chat templates of
-Mistral-7B-Instruct-v0.3 and Mistral-Small-3.2-24B-Instruct-2506.
+Source: mistral-common's tokenizers (v3 and v7 the array, v11 with the id, v13 without) and the chat template of
+mistralai/Mistral-7B-Instruct-v0.3.
 """
 
 import re

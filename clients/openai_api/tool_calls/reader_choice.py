@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The styles of tool calls: which one a chat template asks its model for, and the reader of each."""
 
-from collections.abc import Callable
 from enum import StrEnum
 
 from clients.openai_api.tool_calls.call_ids import new_call_id, new_mistral_call_id
-from clients.openai_api.tool_calls.call_reader import CallReader
+from clients.openai_api.tool_calls.call_reader import CallReader, Grammar
 from clients.openai_api.tool_calls.callable_tools import CallableTools
-from clients.openai_api.tool_calls.delta_writer import DeltaWriter
 from clients.openai_api.tool_calls.hermes import read_hermes
-from clients.openai_api.tool_calls.incoming_text import IncomingText, Waiting
 from clients.openai_api.tool_calls.llama import read_llama
 from clients.openai_api.tool_calls.mistral import read_mistral
 from clients.openai_api.tool_calls.qwen3_coder import read_qwen3_coder
@@ -24,7 +21,7 @@ class Style(StrEnum):
     QWEN3_CODER = "qwen3_coder"
 
 
-_GRAMMARS: dict[Style, Callable[[IncomingText, DeltaWriter], Waiting[None]]] = {
+_GRAMMARS: dict[Style, Grammar] = {
     Style.HERMES: read_hermes,
     Style.LLAMA: read_llama,
     Style.MISTRAL: read_mistral,

@@ -63,6 +63,7 @@ def test_calls_and_content_are_told_apart(text: str, parts: list[Part]) -> None:
         pytest.param('<tool_call>{"arguments": {}}</tool_call>', id="no name"),
         pytest.param('<tool_call>{"name": "", "arguments": {}}</tool_call>', id="empty name"),
         pytest.param('<tool_call>{"name": 5, "arguments": {}}</tool_call>', id="a number for a name"),
+        pytest.param('<tool_call>{"name": ["now"], "arguments": {}}</tool_call>', id="an array for a name"),
         pytest.param('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', id="not offered"),
         pytest.param('<tool_call>{"arguments": {}, "name": "rm"}</tool_call>', id="not offered, name last"),
         pytest.param('<tool_call>{"name": "now", "arguments": [1]}</tool_call>', id="arguments are an array"),
@@ -100,8 +101,9 @@ def test_what_broke_does_not_hide_the_call_after_it() -> None:
         ("{oops}}", "{oops}", ""),
         ("{}, 5}", "{}", ", 5}</tool_call>"),
         ('{}, "id": oops}', "{}", ', "id": oops}</tool_call>'),
+        (r'{}, "id": "\ud800"}', "{}", r', "id": "\ud800"}</tool_call>'),
     ],
-    ids=["closes what is not open", "crossed", "no JSON between braces", "no key after them", "no value after them"],
+    ids=["closes what is not open", "crossed", "no JSON between braces", "no key", "no value", "half a character"],
 )
 def test_a_call_that_breaks_after_its_begin_stays_as_it_is(inside: str, arguments: str, rest: str) -> None:
     parts = read_style(Style.HERMES, f'<tool_call>{{"name": "now", "arguments": {inside}</tool_call>')
@@ -147,6 +149,8 @@ def test_a_name_that_is_not_offered_is_content_at_once_and_any_passes_where_noth
     (begun, _) = call_reader(Style.HERMES).read('<tool_call>{"name": "rm", "arguments": {')
     assert isinstance(begun, CallBegun)
     assert call_reader(Style.HERMES, {}).read(NOW) == [Content(NOW)]
+    number = '<tool_call>{"name": 5'
+    assert call_reader(Style.HERMES).read(number + ",") == [Content(number + ",")]
 
 
 def test_a_call_beyond_the_most_that_there_may_be_is_content() -> None:

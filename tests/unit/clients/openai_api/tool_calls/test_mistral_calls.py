@@ -23,6 +23,7 @@ SEARCH = f'{{"name": "search_web", "arguments": {ARGUMENTS}, "id": "abcDEF123"}}
         pytest.param(f"Hi[TOOL_CALLS] [{NOW}] Bye", ["Hi", ("now", "{}"), " Bye"], id="content around an array"),
         pytest.param(f"[TOOL_CALLS] [{NOW}", [("now", "{}")], id="array without its end"),
         pytest.param(f"[TOOL_CALLS] [{NOW} and", [("now", "{}"), " and"], id="array that goes on as text"),
+        pytest.param(f"[TOOL_CALLS] [{NOW} {NOW}]", [("now", "{}"), f" {NOW}]"], id="array without its comma"),
         pytest.param(f"[TOOL_CALLS] [{NOW}, 5]", [("now", "{}"), ", 5]"], id="array with something else"),
         pytest.param(
             f'[TOOL_CALLS] [{NOW}, {{"name": "n', [("now", "{}"), ', {"name": "n'], id="array cut off in the second"
