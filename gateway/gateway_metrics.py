@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gateway has done, for Prometheus: OpenTelemetry's GenAI names, and names of our own for what it lacks.
+"""The metrics of a gateway, for Prometheus: OpenTelemetry's GenAI names, and names of our own for what it lacks.
 
 Source: OpenTelemetry semantic conventions, generative AI, metrics (status: development), read 2026-04-27.
 """
@@ -84,7 +84,7 @@ class GatewayMetrics:
 
 
 class RequestWatch:
-    """What is known of a request that is being answered.
+    """The state of a request that is being answered.
 
     Attributes:
         usage: tokens so far.

@@ -16,6 +16,7 @@ from clients.openai_api.api_error import ApiError, api_error, body_of_json
 from clients.openai_api.request_bodies import CHAT, COMPLETIONS, Asked, requests_of
 from clients.openai_api.stream_events import StreamEvents
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
+from gateway.access.caller import Caller
 from gateway.gateway_metrics import GatewayMetrics, RequestWatch
 from gateway.generation import Chunks, Generation
 from gateway.json_answers import json_answer
@@ -54,14 +55,14 @@ class OpenAiRoutes:
             return_finish_reason=True,
         )
 
-    async def generate(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def generate(self, request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
         """Answer a request for text.
 
         Raises:
             ApiError: the request is refused, or failed before its first byte.
         """
         asked = requests_of(request.path, body_of_json(body), base=self._base, chat_tokens=AS_MANY_AS_FIT)
-        model = self._models.get(asked.model)
+        model = self._models.get(asked.model, caller)
         asked = _streaming(asked)
         with self._metrics.watching(_OPERATIONS[request.path], model.name) as watch:
             try:
@@ -75,17 +76,18 @@ class OpenAiRoutes:
                 watch.error = _CLIENT_GONE
                 raise
 
-    async def list_models(self, _request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
-        """Return the list of models."""
-        return json_answer({"object": "list", "data": [self._described(model) for model in self._models]})
+    async def list_models(self, _request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
+        """Return the list of the models that the caller may use."""
+        models = self._models.allowed(caller)
+        return json_answer({"object": "list", "data": [self._described(model) for model in models]})
 
-    async def describe_model(self, request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
+    async def describe_model(self, request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
         """Return one model.
 
         Raises:
-            ApiError: there is no such model.
+            ApiError: there is no such model, or the caller may not use it.
         """
-        return json_answer(self._described(self._models.get(request.path.rpartition("/")[2])))
+        return json_answer(self._described(self._models.get(request.path.rpartition("/")[2], caller)))
 
     def _described(self, model: ServedModel) -> dict[str, object]:
         limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}
