@@ -2,12 +2,16 @@
 """The gateway: its routes, its server and its connection to Triton, put together."""
 
 import asyncio
+import contextlib
 import socket
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from clients.access import NO_ACCESS, Access
 from clients.streaming import AsyncTritonClient
 from clients.tls_context import check_access
+from gateway.access.caller import Callers
+from gateway.access.key_book import GRACE_S, KeyBook
+from gateway.access.token_file import TokenFile
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.generation import Generation
 from gateway.health_routes import HealthRoutes
@@ -15,7 +19,10 @@ from gateway.http_server import HttpServer, Route
 from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
 from gateway.served_models import ServedModels
-from trireme.base.http_access import AcceptedKeys, HttpAccess
+from trireme.base.http_access import HttpAccess
+
+if TYPE_CHECKING:
+    from gateway.access.key_store import KeyStore  # needs an extra
 
 
 class Limits(NamedTuple):
@@ -26,12 +33,14 @@ class Limits(NamedTuple):
         max_body_bytes: of a request.
         max_connections: of all callers.
         exit_timeout_s: how long running requests may go on once the gateway is told to end.
+        keys_grace_s: how long known keys are accepted while their database is away.
     """
 
     timeout_s: float = 600.0
     max_body_bytes: int = 8 << 20
     max_connections: int = 4096
     exit_timeout_s: float = 30.0
+    keys_grace_s: float = GRACE_S
 
 
 _OPEN, _USUAL = HttpAccess(), Limits()
@@ -43,7 +52,8 @@ class Gateway:
     Args:
         url: of Triton's gRPC endpoint, as `AsyncTritonClient` takes it.
         server_access: certificates and key for it.
-        access: the certificate that callers see, and the keys that they bring.
+        access: the certificate that callers see, and the file of keys that they bring.
+        keys: store of the keys that they bring, in place of a file; whoever opened it closes it.
 
     Raises:
         SpecError: a file of either access cannot be used.
@@ -56,12 +66,14 @@ class Gateway:
         url: str,
         server_access: Access = NO_ACCESS,
         access: HttpAccess = _OPEN,
+        keys: "KeyStore | None" = None,
         limits: Limits = _USUAL,
     ) -> None:
         check_access(server_access)
         access.keys()
         self.models = models
         self._url, self._server_access, self._access, self._limits = url, server_access, access, limits
+        self._keys = keys
         self._tls = access.tls()
 
     @property
@@ -70,14 +82,18 @@ class Gateway:
         return self._tls is not None
 
     async def serve(self, listener: socket.socket, *, stop: asyncio.Event) -> None:
-        """Answer requests until `stop` is set, and those that run then to their end or `exit_timeout_s`."""
+        """Answer requests until `stop` is set, and those that run then to their end or `exit_timeout_s`.
+
+        Raises:
+            Unavailable: the database of keys is away at the start.
+        """
         metrics = GatewayMetrics()
-        async with AsyncTritonClient(self._url, access=self._server_access) as client:
+        async with self._callers() as callers, AsyncTritonClient(self._url, access=self._server_access) as client:
             generation = Generation(client, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
             server = HttpServer(
                 _routes(OpenAiRoutes(self.models, generation, metrics), ModelRoutes(self.models), health),
-                keys=AcceptedKeys(self._access),
+                callers=callers,
                 metrics=metrics,
                 max_body_bytes=self._limits.max_body_bytes,
                 max_connections=self._limits.max_connections,
@@ -85,6 +101,11 @@ class Gateway:
             await server.serve(listener, tls=self._tls, stop=stop)
             health.is_stopping = True
             await server.finish(self._limits.exit_timeout_s)
+
+    def _callers(self) -> contextlib.AbstractAsyncContextManager[Callers]:
+        if self._keys is None:
+            return contextlib.nullcontext(TokenFile(self._access))
+        return KeyBook(self._keys, grace_s=self._limits.keys_grace_s)
 
 
 def _routes(openai: OpenAiRoutes, models: ModelRoutes, health: HealthRoutes) -> list[Route]:
@@ -95,5 +116,5 @@ def _routes(openai: OpenAiRoutes, models: ModelRoutes, health: HealthRoutes) -> 
         Route("GET", r"/v1/models/[^/]{1,64}", models.describe_model),
         Route("GET", r"/health/live", health.live, is_open=True),
         Route("GET", r"/health/ready", health.ready, is_open=True),
-        Route("GET", r"/metrics", health.metrics),
+        Route("GET", r"/metrics", health.metrics, is_for_admins=True),
     ]

@@ -2,6 +2,7 @@
 """The commands `trireme gateway`: the front door of a server that runs already."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -14,6 +15,8 @@ import typer
 from clients.access import Access
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
+from gateway.access.key_book import GRACE_S, LEAST_GRACE_S
+from gateway.access.open_keys import open_keys
 from gateway.gateway import Gateway, Limits
 from gateway.served_models import models_of
 from trireme.base.errors import SpecError
@@ -44,6 +47,19 @@ def serve(
         Path | None,
         typer.Option(help="File of keys, one a line: callers bring one as a bearer token. Read again when it changes."),
     ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            help="Keys of `trireme gateway keys`, in place of --token-file: a file, or "
+            "postgresql://USER@HOST:PORT/DATABASE."
+        ),
+    ] = None,
+    keys_grace_s: Annotated[
+        float,
+        typer.Option(
+            help="How long known keys are accepted while their database is away, in seconds.", min=LEAST_GRACE_S
+        ),
+    ] = GRACE_S,
     timeout_s: Annotated[float, typer.Option(help="Longest time of a request, in seconds.", min=1)] = 600.0,
     max_body_bytes: Annotated[int, typer.Option(help="Longest body of a request.", min=1024)] = 8 << 20,
     max_connections: Annotated[int, typer.Option(help="Most connections of callers.", min=1)] = 4096,
@@ -59,30 +75,40 @@ def serve(
       curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
           -d '{"messages": [{"role": "user", "content": "Hi"}], "stream": true}'
       trireme gateway serve --deployment mine.yaml --url grpcs://llm.example:443 --server-token-file key.txt
-      trireme gateway serve --host 0.0.0.0 --cert-file tls.crt --key-file tls.key --token-file keys.txt
+      trireme gateway serve --host 0.0.0.0 --cert-file tls.crt --key-file tls.key --keys keys.sqlite
 
     \b
-    Exit codes: 0 ended by SIGTERM; 2 the deployment, an address, a certificate or a file of keys is wrong; 130 Ctrl-C.
+    Exit codes: 0 ended by SIGTERM; 1 the database of keys is away; 2 the deployment, an address, a certificate or the
+    keys are wrong; 130 Ctrl-C.
     """
     ours = HttpAccess(cert_file=cert_file, key_file=key_file, token_file=token_file)
-    _refuse_open_door(host, ours)
-    gateway = Gateway(
-        models_of(load_deployment(deployment)),
-        url=url,
-        server_access=_access(server_ca_file, server_token_file),
-        access=ours,
-        limits=Limits(
-            timeout_s=timeout_s,
-            max_body_bytes=max_body_bytes,
-            max_connections=max_connections,
-            exit_timeout_s=exit_timeout_s,
-        ),
-    )
-    listener = listen(host, port)
-    logging.basicConfig(level=logging.INFO)
-    typer.echo(_welcome(listener, gateway), err=True)
-    gc.freeze()  # imported objects stay; a full collection takes milliseconds of every stream
-    asyncio.run(_run(gateway, listener))
+    _refuse_two_kinds_of_keys(keys, token_file)
+    _refuse_open_door(host, ours, keys)
+    models = models_of(load_deployment(deployment))
+    with contextlib.nullcontext() if keys is None else open_keys(keys) as store:
+        gateway = Gateway(
+            models,
+            url=url,
+            server_access=_access(server_ca_file, server_token_file),
+            access=ours,
+            keys=store,
+            limits=Limits(
+                timeout_s=timeout_s,
+                max_body_bytes=max_body_bytes,
+                max_connections=max_connections,
+                exit_timeout_s=exit_timeout_s,
+                keys_grace_s=keys_grace_s,
+            ),
+        )
+        listener = listen(host, port)
+        logging.basicConfig(level=logging.INFO)
+        typer.echo(_welcome(listener, gateway), err=True)
+        if store is not None and not store.latest(1).records:
+            typer.echo(
+                f"there are no keys yet; make one: trireme gateway keys create NAME --keys {store.place}", err=True
+            )
+        gc.freeze()  # imported objects stay; a full collection takes milliseconds of every stream
+        asyncio.run(_run(gateway, listener))
 
 
 async def _run(gateway: Gateway, listener: socket.socket) -> None:
@@ -92,15 +118,24 @@ async def _run(gateway: Gateway, listener: socket.socket) -> None:
     await gateway.serve(listener, stop=stop)
 
 
-def _refuse_open_door(host: str, access: HttpAccess) -> None:
+def _refuse_two_kinds_of_keys(keys: str | None, token_file: Path | None) -> None:
+    if keys is not None and token_file is not None:
+        raise SpecError(
+            f"--keys and --token-file {token_file} are both given: give --keys for keys that can be listed and "
+            "revoked, or --token-file for a file of keys that are all alike",
+            field="keys",
+        )
+
+
+def _refuse_open_door(host: str, access: HttpAccess, keys: str | None) -> None:
     """Refuse to let other machines in without keys and TLS."""
     if is_loopback(host):
         return
-    for name, file in (("token_file", access.token_file), ("cert_file", access.cert_file)):
-        if file is None:
+    for name, given in (("keys", keys or access.token_file), ("cert_file", access.cert_file)):
+        if given is None:
             raise SpecError(
-                f"--host {host} lets other machines in: give --token-file, --cert-file and --key-file, or listen on "
-                "127.0.0.1",
+                f"--host {host} lets other machines in: give --keys or --token-file, and --cert-file and --key-file, "
+                "or listen on 127.0.0.1",
                 field=name,
             )
 

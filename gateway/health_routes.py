@@ -6,6 +6,7 @@ import logging
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.access.caller import Caller
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.generation import Generation
 from gateway.json_answers import json_answer
@@ -26,18 +27,18 @@ class HealthRoutes:
         self._models, self._generation, self._metrics = models, generation, metrics
         self.is_stopping = False
 
-    async def live(self, _request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
+    async def live(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Say that the process answers."""
         return json_answer({"is_live": True})
 
-    async def ready(self, _request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
+    async def ready(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Say whether a request would find its model; 200 if every model is ready."""
         models = {model.name: await self._is_ready(model) for model in self._models}
         is_ready = all(models.values()) and not self.is_stopping
         body = {"is_ready": is_ready, "is_stopping": self.is_stopping, "models": models}
         return json_answer(body, status=200 if is_ready else 503)
 
-    async def metrics(self, _request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
+    async def metrics(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Return the metrics as text for Prometheus."""
         return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from aiohttp import web
 
 from clients.openai_api.api_error import ApiError, api_error
+from gateway.access.caller import NOBODY, Caller, Callers
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.json_answers import error_answer
 from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import ServingError
-from trireme.base.http_access import AcceptedKeys
 from trireme.base.http_body import body_of
 from trireme.base.http_connections import PatientServer
 
@@ -27,7 +27,7 @@ _HANDSHAKE_S = 10.0
 
 _log = logging.getLogger("trireme.gateway")
 
-Handler = Callable[[web.BaseRequest, bytes], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest, bytes, Caller], Awaitable[web.StreamResponse]]
 
 
 class Route(NamedTuple):
@@ -36,19 +36,21 @@ class Route(NamedTuple):
     Attributes:
         path: pattern of the whole path.
         is_open: whether anybody may call; others need a key, where there are keys.
+        is_for_admins: whether the key must be an admin's.
     """
 
     method: str
     path: str
     handler: Handler
     is_open: bool = False
+    is_for_admins: bool = False
 
 
 class HttpServer:
     """The server of some routes.
 
     Args:
-        keys: that callers bring.
+        callers: who a caller is, by the key that came with the request.
         max_body_bytes: of a request.
         max_connections: of all callers.
     """
@@ -57,13 +59,13 @@ class HttpServer:
         self,
         routes: list[Route],
         *,
-        keys: AcceptedKeys,
+        callers: Callers,
         metrics: GatewayMetrics,
         max_body_bytes: int,
         max_connections: int,
     ) -> None:
         self._routes = [(re.compile(route.path), route) for route in routes]
-        self._keys, self._metrics, self._max_body_bytes = keys, metrics, max_body_bytes
+        self._callers, self._metrics, self._max_body_bytes = callers, metrics, max_body_bytes
         self._budget = ByteBudget(_LARGE_AT_ONCE * max_body_bytes)
         self._server = PatientServer(self._answer, max_connections)
         self._num_running = 0
@@ -108,15 +110,12 @@ class HttpServer:
 
     async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
         route = self._route(request)
-        if not route.is_open and not self._keys.accepts(request.headers.get("Authorization", "")):
-            raise ApiError(
-                "the key is missing or not accepted; send one as `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                status=401,
-            )
+        caller = NOBODY if route.is_open else await self._callers.find(request.headers.get("Authorization", ""))
+        if route.is_for_admins:
+            caller.check_is_admin()
         async with body_of(request, max_bytes=self._max_body_bytes, budget=self._budget) as body:
             pass
-        return await route.handler(request, body)
+        return await route.handler(request, body, caller)
 
     def _route(self, request: web.BaseRequest) -> Route:
         method = "GET" if request.method == "HEAD" else request.method

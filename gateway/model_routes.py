@@ -5,6 +5,7 @@ import time
 
 from aiohttp import web
 
+from gateway.access.caller import Caller
 from gateway.json_answers import json_answer
 from gateway.served_models import ServedModel, ServedModels
 
@@ -16,17 +17,18 @@ class ModelRoutes:
         self._models = models
         self._begun_s = int(time.time())
 
-    async def list_models(self, _request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
-        """Return the list of models."""
-        return json_answer({"object": "list", "data": [self._described(model) for model in self._models]})
+    async def list_models(self, _request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
+        """Return the list of the models that the caller may use."""
+        models = self._models.allowed(caller)
+        return json_answer({"object": "list", "data": [self._described(model) for model in models]})
 
-    async def describe_model(self, request: web.BaseRequest, _body: bytes) -> web.StreamResponse:
+    async def describe_model(self, request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
         """Return one model.
 
         Raises:
-            ApiError: there is no such model.
+            ApiError: there is no such model, or the caller may not use it.
         """
-        return json_answer(self._described(self._models.get(request.path.rpartition("/")[2])))
+        return json_answer(self._described(self._models.get(request.path.rpartition("/")[2], caller)))
 
     def _described(self, model: ServedModel) -> dict[str, object]:
         limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}

@@ -23,6 +23,7 @@ from clients.openai_api.response_events import ResponseEvents, ResponseStream
 from clients.openai_api.responses_body import response_request_of
 from clients.openai_api.stream_events import StreamEvents
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
+from gateway.access.caller import Caller
 from gateway.gateway_metrics import GatewayMetrics, RequestWatch
 from gateway.generation import Chunks, Generation
 from gateway.json_answers import json_answer
@@ -77,14 +78,14 @@ class OpenAiRoutes:
     def __init__(self, models: ServedModels, generation: Generation, metrics: GatewayMetrics) -> None:
         self._models, self._generation, self._metrics = models, generation, metrics
 
-    async def generate(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def generate(self, request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
         """Answer a request for text.
 
         Raises:
             ApiError: the request is refused, or failed before its first byte.
         """
         asked = _asked(Endpoint(request.path), body)
-        model = self._models.get(asked.model)
+        model = self._models.get(asked.model, caller)
         deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)])
         with self._watching(asked, model) as watch:
             async with contextlib.aclosing(self._generation.chunks(asked, model)) as chunks:
@@ -92,14 +93,14 @@ class OpenAiRoutes:
                     return await self._stream(request, _events(asked, model), deltas, chunks, watch)
                 return await _whole(asked, model, deltas, chunks, watch)
 
-    async def embed(self, _request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def embed(self, _request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
         """Refuse to make embeddings, by the name of the model that was asked for them.
 
         Raises:
             ApiError: always.
         """
         name = body_of_json(body).get("model")
-        model = self._models.get(name if isinstance(name, str) else None)
+        model = self._models.get(name if isinstance(name, str) else None, caller)
         raise ApiError(
             f"model {model.name!r} writes text, and makes no embeddings; ask a server of an embedding model",
             code="unsupported_model",

@@ -14,6 +14,7 @@ from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
 from ensemble_configs.spec.model_spec import ModelSpec
+from gateway.access.caller import Caller
 from trireme.base.errors import ServingError, SpecError
 
 
@@ -66,15 +67,20 @@ class ServedModels:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
-    def get(self, name: str | None) -> ServedModel:
-        """Return a model; without a name the only one that there is.
+    def allowed(self, caller: Caller) -> list[ServedModel]:
+        """Return the models that a caller may use."""
+        return [model for model in self if caller.may_use(model.name)]
+
+    def get(self, name: str | None, caller: Caller) -> ServedModel:
+        """Return a model; without a name the only one that the caller may use.
 
         Raises:
-            ApiError: there is no such model, or no name and several models.
+            ApiError: there is no such model, it is not for this caller, or there is no name and several models.
         """
-        if name is None and len(self._models) == 1:
-            return next(iter(self._models.values()))
-        known = ", ".join(self._models)
+        allowed = self.allowed(caller)
+        if name is None and len(allowed) == 1:
+            return allowed[0]
+        known = ", ".join(model.name for model in allowed) or "none for this key"
         if name is None:
             raise ApiError(f"model is missing; there are {known}", code="missing_field", param="model")
         if name not in self._models:
@@ -84,6 +90,7 @@ class ServedModels:
                 param="model",
                 status=404,
             )
+        caller.check_may_use(name)
         return self._models[name]
 
 

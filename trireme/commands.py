@@ -6,7 +6,8 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import typer
@@ -21,12 +22,18 @@ _KEEP_LINES = frozenset({"serve", "render", "group", "doctor", "evaluate"})  # t
 
 
 class Command(NamedTuple):
-    """The module of a subcommand: a function with typer annotations, or one for each verb that follows it."""
+    """The module of a subcommand: a function with typer annotations, or one for each verb that follows it.
+
+    Attributes:
+        verbs: functions of the module; `function` is empty then.
+        groups: subcommands of the subcommand, with verbs of their own.
+    """
 
     module: str
     function: str
     help: str
-    verbs: tuple[str, ...] = ()  # functions of the module; `function` is empty then
+    verbs: tuple[str, ...] = ()
+    groups: Mapping[str, "Command"] = MappingProxyType({})
 
 
 COMMANDS = {
@@ -68,7 +75,15 @@ COMMANDS = {
         "clients.commands.generate_command", "generate", "Ask a running server for text, shown as it is made"
     ),
     "gateway": Command(
-        "gateway.gateway_command", "", "Serve OpenAI's API in front of a running server", verbs=("serve",)
+        "gateway.gateway_command",
+        "",
+        "Serve OpenAI's API in front of a running server",
+        verbs=("serve",),
+        groups={
+            "keys": Command(
+                "gateway.access.keys_command", "", "Make, list and revoke API keys", verbs=("create", "list_", "revoke")
+            )
+        },
     ),
     "adapters": Command(
         "serving.supervisor.adapters_command",
@@ -127,22 +142,31 @@ def run_command(name: str, args: list[str]) -> None:
 
 def command_app(name: str) -> typer.Typer:
     """Return the command line of one subcommand."""
+    return _app(name, COMMANDS[name], path=name)
+
+
+def _app(name: str, command: Command, *, path: str) -> typer.Typer:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    command = COMMANDS[name]
     for function in command.verbs or (command.function,):
-        verb = function.replace("_", "-") if command.verbs else name
-        app.command(verb)(_exiting(_load(name, function), keeps_lines=name in _KEEP_LINES))
+        verb = verb_of(function) if command.verbs else name
+        app.command(verb)(_exiting(_load(path, command.module, function), keeps_lines=path in _KEEP_LINES))
+    for group, below in command.groups.items():
+        app.add_typer(_app(group, below, path=f"{path} {group}"), name=group)
     if command.verbs:  # typer takes a single one for the whole command otherwise
         app.callback(help=f"{command.help}.")(lambda: None)
     return app
 
 
-def _load(name: str, function: str) -> Callable[..., object]:
-    command = COMMANDS[name]
+def verb_of(function: str) -> str:
+    """Return the verb that a function is on the command line; `list_` would hide Python's own `list` otherwise."""
+    return function.rstrip("_").replace("_", "-")
+
+
+def _load(path: str, module_name: str, function: str) -> Callable[..., object]:
     try:
-        module = importlib.import_module(command.module)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        typer.echo(f"trireme: {name} needs the Python package {exc.name!r}, which is not installed", err=True)
+        typer.echo(f"trireme: {path} needs the Python package {exc.name!r}, which is not installed", err=True)
         raise SystemExit(EXIT_FAILED) from exc
     except KeyboardInterrupt as exc:  # imports take a while
         raise SystemExit(EXIT_INTERRUPTED) from exc

@@ -16,10 +16,10 @@ from clients.rollout.records.file_lock import alone
 from clients.rollout.records.open_database import is_there
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace, read_place
 from clients.rollout.server_place import ServerPlace
 from clients.server_folder import server_folder
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.store_place import StorePlace, read_place
 
 _STORE = "rollouts.sqlite"
 

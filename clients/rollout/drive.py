@@ -13,7 +13,6 @@ from clients.rollout.judging.judges import judge_of
 from clients.rollout.records.rollout_plan import Plan, SplitBy, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace
 from clients.rollout.replicas import AnyServer, server_of
 from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.server_controls import ServerControls
@@ -26,6 +25,7 @@ from clients.rollout.weights.part_of_two import PartOfTwo
 from clients.rollout.weights.router import Router
 from trireme.base.errors import Unavailable
 from trireme.base.http_access import HttpAccess
+from trireme.base.store_place import StorePlace
 
 _TICK_S = 0.5
 

@@ -32,7 +32,6 @@ from clients.rollout.recent_clients import RecentClients
 from clients.rollout.records.rollout_plan import Mode, SplitBy, read_plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import watched_step
-from clients.rollout.records.store_place import StorePlace
 from clients.rollout.records.store_pool import StorePool
 from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
 from clients.rollout.routing.split import BASELINE, CANDIDATE
@@ -41,6 +40,7 @@ from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError, Unavailable
 from trireme.base.http_access import AcceptedKeys, HttpAccess
 from trireme.base.http_thread import HttpThread, listen
+from trireme.base.store_place import StorePlace
 
 _MAX_BODY_BYTES = 16 << 20
 _MAX_NAME_CHARS = 64

@@ -16,12 +16,12 @@ from clients.rollout.judging.judges import Judge
 from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
 from clients.rollout.records.state import Phase, Rollout
 from clients.rollout.records.store import Merge, Store
-from clients.rollout.records.store_place import StorePlace
 from clients.rollout.traffic import release_shares_now
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import Journal, JournalLine
 from ensemble_configs.split.release_split import ReleaseShare
 from trireme.base.errors import ServingError, Unavailable
+from trireme.base.store_place import StorePlace
 
 _LOOK_S = 0.1  # until a phase of the store reaches the servers
 _REFRESH_S = 1.0

@@ -11,8 +11,8 @@ import typer
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace
 from trireme.base.errors import ServingError
+from trireme.base.store_place import StorePlace
 
 _LOOK_S = 1.0
 

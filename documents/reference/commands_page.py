@@ -31,10 +31,16 @@ def _sections(name: str) -> list[str]:
     command = typer.main.get_command(command_app(name))
     if not isinstance(command, TyperGroup):
         return [f"## trireme {name}", *_described(command, f"trireme {name}")]
-    found = [f"## trireme {name}", f"{COMMANDS[name].help}."]
+    return [f"## trireme {name}", f"{COMMANDS[name].help}.", *_verbs(command, f"trireme {name}")]
+
+
+def _verbs(command: TyperGroup, path: str) -> Iterator[str]:
+    """Yield the sections of a command's verbs, and of those of the commands below it."""
     for verb, below in command.commands.items():
-        found += [f"### trireme {name} {verb}", *_described(below, f"trireme {name} {verb}")]
-    return found
+        if isinstance(below, TyperGroup):
+            yield from _verbs(below, f"{path} {verb}")
+        else:
+            yield from (f"### {path} {verb}", *_described(below, f"{path} {verb}"))
 
 
 def _described(command: Command, path: str) -> list[str]:

@@ -25,7 +25,7 @@ _REASONS = """## Reasons
 `reason` in a token says more than the code. `retry_after_ms`, where a token has it, says when to try again.
 """
 _OF_COMMANDS = ("BUILD", "ACCESS_DENIED")  # no server answers with them
-_ROOMS = {"serving": "server", "clients": "client"}
+_ROOMS = {"serving": "server", "clients": "client", "gateway": "gateway", "trireme/base": "client"}
 
 
 def render() -> str:

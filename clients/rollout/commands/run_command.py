@@ -15,7 +15,6 @@ from clients.rollout.records.open_database import is_there
 from clients.rollout.records.rollout_plan import Plan, read_plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace
 from clients.rollout.server_place import (
     PlannedServerCaOption,
     PlannedServerOption,
@@ -31,6 +30,7 @@ from clients.rollout.steering_lease import steering_all
 from clients.rollout.waiting import wait_for_rollouts
 from trireme.base.errors import RequestError, SpecError
 from trireme.base.http_access import HttpAccess
+from trireme.base.store_place import StorePlace
 from trireme.base.unix_socket import CONTROL_SOCKET
 
 

@@ -49,7 +49,6 @@ from clients.rollout.records.rollout_plan import (
     read_steps,
 )
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace
 from clients.rollout.replicas import server_of
 from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
 from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
@@ -73,6 +72,7 @@ from clients.rollout.weights.weight_options import (
     weight_fields,
 )
 from trireme.base.http_thread import listen
+from trireme.base.store_place import StorePlace
 
 
 def start(

@@ -14,10 +14,10 @@ from clients.rollout.export.formats import Format, Options, check_options, check
 from clients.rollout.planning import read_gate
 from clients.rollout.records.rollout_plan import read_steps
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace
 from clients.rollout.server_place import ServerOption
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import RequestError
+from trireme.base.store_place import StorePlace
 
 
 def export(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from clients.rollout.records.database import Database
 from clients.rollout.records.sqlite_database import SqliteDatabase
-from clients.rollout.records.store_place import PostgresPlace, StorePlace
 from trireme.base.errors import SpecError
 from trireme.base.extras import how_to_install
+from trireme.base.store_place import PostgresPlace, StorePlace
 
 
 def is_there(place: StorePlace) -> bool:
@@ -22,7 +22,7 @@ def is_there(place: StorePlace) -> bool:
     if isinstance(place, Path):
         return place.is_file()
     with _with_psycopg():
-        from clients.rollout.records.postgres_connection import is_store_there  # noqa: PLC0415 - needs an extra
+        from clients.rollout.records.postgres_tables import is_store_there  # noqa: PLC0415 - needs an extra
 
     return is_store_there(place)
 

@@ -22,9 +22,10 @@ from psycopg import errors
 
 from clients.rollout.records.database import AlreadyThere, Row, T, Values
 from clients.rollout.records.file_lock import GLANCE_S, driven_by_another
-from clients.rollout.records.postgres_connection import Connection, away, connect, create_tables, plain
-from clients.rollout.records.store_place import PostgresPlace
+from clients.rollout.records.postgres_tables import create_tables
 from trireme.base.errors import RequestError, ServingError, SpecError
+from trireme.base.postgres_connection import Connection, away, connect, plain
+from trireme.base.store_place import PostgresPlace
 
 _DRIVING = 0x74726972  # the first half of the lock's key; the other is the schema
 _SCHEMA = "(select oid from pg_namespace where nspname = current_schema())"

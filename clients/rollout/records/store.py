@@ -18,8 +18,8 @@ from clients.rollout.records.assignment_log import AssignmentLog
 from clients.rollout.records.database import AlreadyThere
 from clients.rollout.records.open_database import open_database
 from clients.rollout.records.state import Event, OperatorCommand, Phase, QueuedCommand, Rollout
-from clients.rollout.records.store_place import StorePlace
 from trireme.base.errors import RequestError
+from trireme.base.store_place import StorePlace
 
 Merge = Callable[[Mapping[str, object] | None], Mapping[str, object]]
 

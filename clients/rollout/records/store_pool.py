@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace
+from trireme.base.store_place import StorePlace
 
 _MOST = 4
 _PATIENCE_S = 2.0  # a restart; who asks asks again

@@ -14,7 +14,7 @@ from remote_controller import Controller, RemoteAddress
 from rollout_site import Site, Texts, serving
 from streams_under_change import Streams
 
-from clients.rollout.records.store_place import PostgresPlace
+from trireme.base.store_place import PostgresPlace
 
 if TYPE_CHECKING:
     from postgres_here import PostgresServer

@@ -16,8 +16,8 @@ from rollout_site import GATE, PATIENCE_S
 
 from clients.rollout.records.open_database import is_there
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import PostgresPlace, StorePlace
 from trireme.base.free_ports import free_ports
+from trireme.base.store_place import PostgresPlace, StorePlace
 
 KEY = "a-key-of-the-rollout-0123456789"
 STEP_S = 60.0

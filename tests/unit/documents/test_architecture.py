@@ -9,7 +9,7 @@ import pytest
 from trireme.base.project_files import CODE_ROOT
 
 PAGE = (CODE_ROOT / "ARCHITECTURE.md").read_text()
-PACKAGES = ("benchmarks", "build_engines", "clients", "ensemble_configs", "serving", "trireme")
+PACKAGES = ("benchmarks", "build_engines", "clients", "ensemble_configs", "gateway", "serving", "trireme")
 
 
 def rooms_of(package: str) -> list[str]:

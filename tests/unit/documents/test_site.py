@@ -15,7 +15,7 @@ from documents.reference.reference_pages import WRITERS
 from ensemble_configs.spec.deployment import DeploymentSpec
 from trireme.base.errors import parse_token
 from trireme.base.project_files import CODE_ROOT
-from trireme.commands import COMMANDS
+from trireme.commands import COMMANDS, verb_of
 
 SECTIONS = ["Start", "Serve", "Build", "Operate", "Measure", "Reference", "Decisions"]
 
@@ -75,7 +75,9 @@ def test_every_command_and_every_verb_has_a_section_with_its_options() -> None:
     for name, command in COMMANDS.items():
         assert f"\n## trireme {name}\n" in text
         for verb in command.verbs:
-            assert f"\n### trireme {name} {verb.replace('_', '-')}\n" in text
+            assert f"\n### trireme {name} {verb_of(verb)}\n" in text
+        for group, below in command.groups.items():
+            assert all(f"\n### trireme {name} {group} {verb_of(verb)}\n" in text for verb in below.verbs)
     assert "| `--exit-timeout-s <float range>` |" in text
     assert "```\ntrireme serve\ntrireme serve --deployment" in text
 

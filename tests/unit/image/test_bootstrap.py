@@ -469,7 +469,8 @@ class TestLocks:
         project = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = project["optional-dependencies"]
         locked = versions(CODE_ROOT / "requirements" / "dev.txt")
-        held = [each for name in ("tracing", "kubernetes", "postgres", "plot", "dev") for each in extras[name]]
+        names = ("tracing", "kubernetes", "postgres", "gateway", "plot", "dev")
+        held = [each for name in names for each in extras[name]]
         for wanted in map(Requirement, [*project["dependencies"], *held]):
             assert wanted.specifier.contains(locked[environments.normalized(wanted.name)]), wanted
 

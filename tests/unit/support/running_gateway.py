@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from gateway.access.key_store import KeyStore
 from gateway.gateway import Gateway, Limits
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.http_access import HttpAccess
@@ -46,10 +47,11 @@ class RunningGateway:
         *,
         models: tuple[ServedModel, ...] = MODELS,
         token_file: Path | None = None,
+        keys: KeyStore | None = None,
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
     ) -> None:
         access = HttpAccess(token_file=token_file)
-        self._gateway = Gateway(ServedModels(models), url=server_url, access=access, limits=limits)
+        self._gateway = Gateway(ServedModels(models), url=server_url, access=access, keys=keys, limits=limits)
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
@@ -88,7 +90,13 @@ class RunningGateway:
 
     def chat(self, **fields: Any) -> Answer:
         """Return the answer to a chat of one message."""
-        return self.call("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], **fields})
+        return self.chat_with("", **fields)
+
+    def chat_with(self, key: str, **fields: Any) -> Answer:
+        """Return the answer to a chat of one message by the holder of a key."""
+        body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return self.call("POST", "/v1/chat/completions", body, **headers)
 
     def complete(self, **fields: Any) -> Answer:
         """Return the answer to a completion."""

@@ -41,8 +41,9 @@ def test_nothing_tells_anybody_to_install_the_name_which_on_pypi_is_another_proj
 
 
 def test_every_extra_that_is_told_is_there() -> None:
-    sources = [path.read_text() for room in ("serving", "clients", "build_engines", "ensemble_configs", "observability")
+    sources = [path.read_text() for room in ("serving", "clients", "build_engines", "ensemble_configs", "gateway",
+               "observability")
                for path in (CODE_ROOT / room).rglob("*.py")]  # fmt: skip
     told = set(re.findall(r"how_to_install\([\"']([\w-]+)[\"']\)", "\n".join(sources)))
-    assert told >= {"plot", "bench", "tracing", "kubernetes", "dev"}
+    assert told >= {"plot", "bench", "tracing", "kubernetes", "dev", "gateway"}
     assert told <= EXTRAS.keys()

@@ -10,12 +10,12 @@ from clients.rollout.records.held_out import HeldOut
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Rollout
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import StorePlace
 from clients.rollout.steering import Steering
 from clients.rollout_gate.gate import Judgement
 from clients.rollout_gate.verdict import Verdict
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import ServerError, Unavailable
+from trireme.base.store_place import StorePlace
 
 
 class Killed(BaseException):

@@ -30,7 +30,6 @@ from clients.rollout.records.file_lock import is_free
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import PostgresPlace
 from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.server_place import ServerPlace
 from clients.rollout.server_split import ServerSplit
@@ -39,6 +38,7 @@ from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import JournalReader, JournalWriter
 from trireme.base.errors import RequestError, Unavailable
+from trireme.base.store_place import PostgresPlace
 
 if TYPE_CHECKING:
     from postgres_here import PostgresServer
@@ -72,7 +72,7 @@ def one_more(old: Evidence | None) -> Evidence:
 BEGIN = """
 import sys, time
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import read_place
+from trireme.base.store_place import read_place
 from trireme.base.errors import RequestError
 with Store(read_place(sys.argv[1])) as store:
     print("ready", flush=True)
@@ -359,7 +359,7 @@ def test_a_server_elsewhere_and_a_database_need_no_disk(place: PostgresPlace, tm
 DRIVE = """
 import sys, time
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import read_place
+from trireme.base.store_place import read_place
 with Store(read_place(sys.argv[1])) as store, store.driving():
     print("drives", flush=True)
     time.sleep(600)

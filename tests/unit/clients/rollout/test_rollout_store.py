@@ -13,9 +13,9 @@ import pytest
 from clients.rollout.records.open_database import is_there
 from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import PostgresPlace, StorePlace
 from clients.rollout.records.store_pool import StorePool
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.store_place import PostgresPlace, StorePlace
 
 if TYPE_CHECKING:
     from postgres_here import PostgresServer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clients.rollout.records.store import Store
-from clients.rollout.records.store_place import PostgresPlace, read_place
 from trireme.base.errors import RequestError, ServingError, SpecError, Unavailable
+from trireme.base.store_place import PostgresPlace, read_place
 
 if TYPE_CHECKING:
     from postgres_here import PostgresServer
@@ -116,10 +116,10 @@ class TestOnAServer:
         refused(postgres.url("postgres", password=SECRET) + "?connect_timeout=x", SpecError, "no address that Postgre")
 
     def test_an_old_server(self, postgres: "PostgresServer", monkeypatch: pytest.MonkeyPatch) -> None:
-        from clients.rollout.records import postgres_connection  # noqa: PLC0415 - needs an extra
+        from trireme.base import postgres_connection  # noqa: PLC0415 - needs an extra
 
         monkeypatch.setattr(postgres_connection, "OLDEST", 99)
-        refused(postgres.url("postgres"), SpecError, "needs 99 or later: take a newer server, or a file")
+        refused(postgres.url("postgres"), SpecError, "must be 99 or later: take a newer server, or a file")
 
     def test_a_user_without_rights(self, postgres: "PostgresServer") -> None:
         name = postgres.new_database()

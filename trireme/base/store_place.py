@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of a store of rollouts: a file, or a database of PostgreSQL; `clients.rollout.records.store` opens it."""
+"""The place of a store, such as that of rollouts: a file of SQLite, or a database of PostgreSQL."""
 
+import dataclasses
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -12,15 +12,17 @@ _SCHEMES = ("postgresql", "postgres")
 _FORM = "postgresql://USER@HOST:PORT/DATABASE"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PostgresPlace:
     """A database of PostgreSQL by its URL, as libpq reads it; where it is shown, it is without its password.
 
     Attributes:
         url: with the password, where it has one.
+        option: of the command, which named the place; messages name it.
     """
 
-    url: str = field(repr=False)
+    url: str = dataclasses.field(repr=False)
+    option: str = dataclasses.field(default="--store", compare=False)
 
     def __str__(self) -> str:
         parts = urlsplit(self.url)
@@ -28,6 +30,11 @@ class PostgresPlace:
         options = [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRETS]
         query = f"?{urlencode(options, safe='/=,-')}" if options else ""
         return f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}{query}"
+
+    @property
+    def field(self) -> str:
+        """Return the name of the option as errors have it."""
+        return self.option.lstrip("-").replace("-", "_")
 
     @property
     def passwords(self) -> tuple[str, ...]:
@@ -51,26 +58,27 @@ _HOSTS = re.compile(f"{_HOST}(?:,{_HOST})*")
 StorePlace = Path | PostgresPlace
 
 
-def read_place(text: str) -> StorePlace:
-    """Return the place that `--store` names.
+def read_place(text: str, *, option: str = "--store") -> StorePlace:
+    """Return the place that an option of a command names.
 
     Raises:
         RequestError: it is the URL of something else than PostgreSQL, or of nothing.
     """
     scheme, is_url, _ = text.partition("://")
+    name = option.lstrip("-").replace("-", "_")
     if not is_url:
         return Path(text)
     if scheme not in _SCHEMES:
         raise RequestError(
-            f"--store must be a file or {_FORM}, got an address that begins with {scheme}://", field="store"
+            f"{option} must be a file or {_FORM}, got an address that begins with {scheme}://", field=name
         )
     if not _is_plain(text):  # what is wrong may be in a password: it is not shown
         raise RequestError(
-            f"--store is no address of a database; it must look like {_FORM}, with %XX for what is special in a name "
+            f"{option} is no address of a database; it must look like {_FORM}, with %XX for what is special in a name "
             "or a password, as %2F for /",
-            field="store",
+            field=name,
         )
-    return PostgresPlace(text)
+    return PostgresPlace(text, option)
 
 
 def _is_plain(url: str) -> bool:

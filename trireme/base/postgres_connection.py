@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to PostgreSQL as the store of rollouts needs them, and what is wrong where there is none."""
-
-import contextlib
+"""Connections to PostgreSQL that lose nothing which was told, and what is wrong where there is none."""
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from clients.rollout.records.store_place import PostgresPlace
-from clients.rollout.records.store_schema import postgres_schema
 from trireme.base.errors import ServingError, SpecError, Unavailable
+from trireme.base.store_place import PostgresPlace
 
 Connection = psycopg.Connection[tuple[object, ...]]
 
@@ -24,7 +21,6 @@ _SETTINGS = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-_CREATING = 0x74726973  # the first half of the key of an advisory lock; any number that nobody else uses
 
 # What libpq says has no code: by its text.
 _HINTS = (
@@ -40,14 +36,15 @@ _HINTS = (
 )
 
 
-def connect(place: PostgresPlace, name: str) -> Connection:
+def connect(place: PostgresPlace, name: str, *, silence_s: float | None = None) -> Connection:
     """Return a connection to a server that takes changes, each statement a transaction of its own.
 
     Args:
         name: what the server's list of sessions shows.
+        silence_s: how long the server's machine may leave what is sent unconfirmed; None: minutes, as Linux has it.
 
     Raises:
-        SpecError: the place is wrong, or the server is none that the store can use.
+        SpecError: the place is wrong, or the server is none that a store can use.
         Unavailable: the server is away, or does not take changes.
     """
     try:
@@ -63,12 +60,13 @@ def connect(place: PostgresPlace, name: str) -> Connection:
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
+            tcp_user_timeout=0 if silence_s is None else round(1000 * silence_s),  # 0: Linux' own
         )
     except (psycopg.ProgrammingError, ValueError):  # it may quote the password
         raise SpecError(
-            f"--store {place} is no address that PostgreSQL's library understands; it must look like "
+            f"{place.option} {place} is no address that PostgreSQL's library understands; it must look like "
             "postgresql://USER@HOST:PORT/DATABASE",
-            field="store",
+            field=place.field,
         ) from None
     except psycopg.OperationalError as exc:
         raise _refusal(place, exc) from None
@@ -96,17 +94,17 @@ def _check(db: Connection, place: PostgresPlace) -> None:
     version = db.info.server_version // 10_000
     if version < OLDEST:
         raise SpecError(
-            f"--store {place} is PostgreSQL {version}; the store of rollouts needs {OLDEST} or later: take a newer "
+            f"{place.option} {place} is PostgreSQL {version}; it must be {OLDEST} or later: take a newer "
             "server, or a file",
-            field="store",
+            field=place.field,
             value=version,
         )
     encoding = db.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise SpecError(
-            f"--store {place} has the encoding {encoding}, which does not hold every text; make a database with "
+            f"{place.option} {place} has the encoding {encoding}, which does not hold every text; make a database with "
             "`createdb --encoding UTF8 --template template0`",
-            field="store",
+            field=place.field,
             value=encoding,
         )
 
@@ -115,14 +113,14 @@ def _refusal(place: PostgresPlace, exc: psycopg.Error) -> ServingError:
     text = plain(place, exc)
     for words, hint in _HINTS:
         if any(word in text for word in words):
-            return SpecError(f"--store {place} cannot be opened: {text}; {hint}", field="store")
+            return SpecError(f"{place.option} {place} cannot be opened: {text}; {hint}", field=place.field)
     return away(place, exc)
 
 
 def away(place: PostgresPlace, exc: psycopg.Error) -> Unavailable:
     """Return the error of a server that is away."""
     return Unavailable(
-        f"the store {place} is away: {plain(place, exc)}; is the server there, and is --store its address?",
+        f"the store {place} is away: {plain(place, exc)}; is the server there, and is {place.option} its address?",
         reason="store_away",
     )
 
@@ -131,57 +129,3 @@ def plain(place: PostgresPlace, exc: psycopg.Error) -> str:
     """Return what an error says, on one line and without a password."""
     said, _, _ = " ".join(str(exc).split()).partition(" Is the server running on that host")
     return place.without_passwords(said) or type(exc).__name__
-
-
-def is_store_there(place: PostgresPlace) -> bool:
-    """Return whether a place holds a store of rollouts; none is made.
-
-    Raises:
-        SpecError: the place is wrong.
-        Unavailable: the server is away.
-    """
-    with contextlib.closing(connect(place, "trireme rollout")) as db:
-        try:
-            return _has_tables(db)
-        except psycopg.Error as exc:
-            raise away(place, exc) from exc
-
-
-def _has_tables(db: Connection) -> bool:
-    """Return whether the connection's schema holds a store of rollouts."""
-    # Of the catalog's rows: to_regclass may remember that there was none a moment ago.
-    query = "select 1 from pg_tables where schemaname = current_schema() and tablename = 'changes_done'"
-    return db.execute(query).fetchone() is not None
-
-
-def create_tables(db: Connection, place: PostgresPlace) -> None:
-    """Create the tables in the connection's schema, if they are not there.
-
-    Raises:
-        SpecError: the user may not, or tables of these names are there that are no store of rollouts.
-    """
-    if _has_tables(db):
-        return
-    try:
-        with db.transaction():
-            db.execute("select pg_advisory_xact_lock(%s, 0)", (_CREATING,))
-            if not _has_tables(db):  # another process was quicker
-                db.execute(postgres_schema().encode())
-    except psycopg.errors.InsufficientPrivilege as exc:
-        raise SpecError(
-            f"--store {place}: {db.info.user} may not create the tables: {plain(place, exc)}; let its owner say `grant "
-            f"create on schema public to {db.info.user}`, or name a schema of its own: ?options=-csearch_path%3DSCHEMA",
-            field="store",
-        ) from exc
-    except psycopg.errors.InvalidSchemaName as exc:
-        raise SpecError(
-            f"--store {place}: {plain(place, exc)}; make the schema that search_path names with `create schema`, or "
-            "name another one",
-            field="store",
-        ) from exc
-    except psycopg.ProgrammingError as exc:
-        raise SpecError(
-            f"--store {place} is no store of rollouts: {plain(place, exc)}; name another database, or a schema of its "
-            "own: ?options=-csearch_path%3DSCHEMA",
-            field="store",
-        ) from exc

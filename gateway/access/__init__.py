@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Access to a gateway: its API keys, where they are kept, and the check of each request."""
