@@ -11,7 +11,7 @@ from trireme.base.errors import ServerError
 
 
 class _Choice:
-    """One choice of an answer, as it is so far."""
+    """A choice of an answer, as far as it has come."""
 
     def __init__(self) -> None:
         self.content = ""
