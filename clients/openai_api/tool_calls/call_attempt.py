@@ -20,9 +20,8 @@ def attempt(incoming: IncomingText, writer: DeltaWriter, call: Waiting[None]) ->
     try:
         yield from call
     except NotACall:
-        has_begun, is_cut = writer.num_calls > num_calls, incoming.is_over and not incoming.has_unread
-        held = incoming.settle()
-        writer.content("" if has_begun and is_cut else held)
+        held, has_begun = incoming.settle(), writer.num_calls > num_calls
+        writer.content("" if has_begun and incoming.is_over else held)
         return False
     incoming.settle()
     return True

@@ -57,7 +57,7 @@ class DeltaWriter:
             return
         index = self.num_calls - 1
         last = self._deltas[-1] if self._deltas else None
-        if isinstance(last, Arguments) and last.index == index:
+        if isinstance(last, Arguments):
             self._deltas[-1] = Arguments(index, last.text + text)
         else:
             self._deltas.append(Arguments(index, text))

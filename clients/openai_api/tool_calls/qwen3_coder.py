@@ -49,8 +49,6 @@ def _call(incoming: IncomingText, writer: DeltaWriter) -> Waiting[None]:
         incoming.settle()
         writer.arguments(f"{separator}{_string(key)}: {value}")
         separator = ", "
-        if not is_whole:
-            raise NotACall
     writer.arguments("}")
     incoming.settle()
     yield from incoming.run(SPACE)

@@ -52,7 +52,6 @@ class ReasoningReader:
         has_mark = bool((yield from self._incoming.literal(BEGIN)))
         if has_mark or self._begins_inside:
             yield from self._read_reasoning(has_mark=has_mark)
-        self._content(self._incoming.settle())
         yield from self._incoming.rest(self._content)
 
     def _read_reasoning(self, *, has_mark: bool) -> Waiting[None]:

@@ -44,6 +44,12 @@ TRICKY = r'{"text": "a } b ] \" c </tool_call> \\", "u": "\u00fc\ud83c\udf27"}'
             [("now", r'{"a": "\""}')],
             id="arguments as a string",
         ),
+        pytest.param('<tool_call> { "name" : "now" , "arguments" : {} } </tool_call>', [("now", "{}")], id="spaces"),
+        pytest.param(
+            '<tool_call>{"name": "now", "arguments": {}, "arguments": {"a": 1}, "name": "rm"}</tool_call>',
+            [("now", "{}")],
+            id="keys that come again",
+        ),
         pytest.param('<tool_call>{"name": "now", "parameters": {}}</tool_call>', [("now", "{}")], id="Llama's word"),
         pytest.param(f"{NOW[:-12]} and more", [("now", "{}"), "\n and more"], id="the end tag is missing"),
     ],
@@ -149,8 +155,8 @@ def test_a_name_that_is_not_offered_is_content_at_once_and_any_passes_where_noth
     (begun, _) = call_reader(Style.HERMES).read('<tool_call>{"name": "rm", "arguments": {')
     assert isinstance(begun, CallBegun)
     assert call_reader(Style.HERMES, {}).read(NOW) == [Content(NOW)]
-    number = '<tool_call>{"name": 5'
-    assert call_reader(Style.HERMES).read(number + ",") == [Content(number + ",")]
+    for wrong in ('<tool_call>{"name": 5,', '<tool_call>{"name": ""'):
+        assert call_reader(Style.HERMES).read(wrong) == [Content(wrong)]
 
 
 def test_a_call_beyond_the_most_that_there_may_be_is_content() -> None:

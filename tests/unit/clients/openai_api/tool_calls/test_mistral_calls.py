@@ -29,6 +29,7 @@ SEARCH = f'{{"name": "search_web", "arguments": {ARGUMENTS}, "id": "abcDEF123"}}
             f'[TOOL_CALLS] [{NOW}, {{"name": "n', [("now", "{}"), ', {"name": "n'], id="array cut off in the second"
         ),
         pytest.param("[TOOL_CALLS]now[ARGS]{}", [("now", "{}")], id="name"),
+        pytest.param("[TOOL_CALLS] now[ARGS] {}", [("now", "{}")], id="name and spaces"),
         pytest.param("[TOOL_CALLS]now{}", [("now", "{}")], id="name without [ARGS]"),
         pytest.param("[TOOL_CALLS] now [ARGS] {}", ["[TOOL_CALLS] now [ARGS] {}"], id="name with a space after it"),
         pytest.param(
