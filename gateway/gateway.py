@@ -12,12 +12,14 @@ from clients.tls_context import check_access
 from gateway.access.caller import Callers
 from gateway.access.key_book import GRACE_S, KeyBook
 from gateway.access.token_file import TokenFile
+from gateway.answering import Answering
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.generation import Generation
 from gateway.health_routes import HealthRoutes
 from gateway.http_server import HttpServer, Route
 from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
+from gateway.response_socket import ResponseSockets
 from gateway.served_models import ServedModels
 from trireme.base.http_access import HttpAccess
 
@@ -91,8 +93,10 @@ class Gateway:
         async with self._callers() as callers, AsyncTritonClient(self._url, access=self._server_access) as client:
             generation = Generation(client, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
+            answering = Answering(self.models, generation, metrics)
+            sockets = ResponseSockets(answering, max_bytes=self._limits.max_body_bytes)
             server = HttpServer(
-                _routes(OpenAiRoutes(self.models, generation, metrics), ModelRoutes(self.models), health),
+                _routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
                 callers=callers,
                 metrics=metrics,
                 max_body_bytes=self._limits.max_body_bytes,
@@ -100,6 +104,7 @@ class Gateway:
             )
             await server.serve(listener, tls=self._tls, stop=stop)
             health.is_stopping = True
+            await sockets.close()
             await server.finish(self._limits.exit_timeout_s)
 
     def _callers(self) -> contextlib.AbstractAsyncContextManager[Callers]:
@@ -108,9 +113,10 @@ class Gateway:
         return KeyBook(self._keys, grace_s=self._limits.keys_grace_s)
 
 
-def _routes(openai: OpenAiRoutes, models: ModelRoutes, health: HealthRoutes) -> list[Route]:
+def _routes(openai: OpenAiRoutes, sockets: ResponseSockets, models: ModelRoutes, health: HealthRoutes) -> list[Route]:
     return [
         Route("POST", r"/v1/(?:chat/completions|completions|responses)", openai.generate),
+        Route("GET", r"/v1/responses", sockets.converse),
         Route("POST", r"/v1/embeddings", openai.embed),
         Route("GET", r"/v1/models", models.list_models),
         Route("GET", r"/v1/models/[^/]{1,64}", models.describe_model),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from clients.openai_api.answer_deltas import Usage
+from clients.openai_api.answer_deltas import Piece, Usage
 
 # The conventions' advice for the boundaries.
 _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -98,8 +98,10 @@ class RequestWatch:
         self.usage = Usage()
         self.error = ""
 
-    def note_text(self) -> None:
-        """Note that text of a stream goes to the client now."""
-        self.last_s = time.monotonic()
-        if self.first_s is None:
-            self.first_s = self.last_s
+    def note(self, piece: Piece, usage: Usage) -> None:
+        """Note a piece that goes to the client now. Args: `usage`: the tokens with this piece."""
+        self.usage = usage
+        if piece.deltas:
+            self.last_s = time.monotonic()
+            if self.first_s is None:
+                self.first_s = self.last_s

@@ -6,48 +6,31 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
-import msgspec
 from aiohttp import web
 
-from clients.infer_messages import GenerateChunk, GenerateRequest
-from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
+from clients.infer_messages import GenerateChunk
+from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.answers import answer_body
-from clients.openai_api.api_error import ApiError, api_error, body_of_json
-from clients.openai_api.asked import Asked, Endpoint
-from clients.openai_api.request_bodies import requests_of
+from clients.openai_api.api_error import ApiError, body_of_json
+from clients.openai_api.asked import Endpoint
 from clients.openai_api.response_events import ResponseEvents, ResponseStream
-from clients.openai_api.responses_body import response_request_of
 from clients.openai_api.stream_events import StreamEvents
-from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
-from gateway.gateway_metrics import GatewayMetrics, RequestWatch
-from gateway.generation import Chunks, Generation
+from gateway.answering import CLIENT_GONE, Answer, Answering, asked_by, broken
+from gateway.gateway_metrics import RequestWatch
 from gateway.json_answers import json_answer
-from gateway.served_models import ServedModel, ServedModels
 from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.gateway")
 
-# OpenTelemetry has no name for responses: they are chats.
-_OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion", Endpoint.RESPONSES: "chat"}
-_CLIENT_GONE = "client_gone"
 _WRITE_S = 60.0  # a client that takes nothing for so long has gone
 _EVENTS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would gather the events
 }
-_BASE = GenerateRequest(
-    max_tokens=1,
-    exclude_input_in_output=True,
-    return_num_input_tokens=True,
-    return_num_output_tokens=True,
-    return_finish_reason=True,
-)
 
 
 class AnswerEvents(Protocol):
@@ -67,16 +50,10 @@ class AnswerEvents(Protocol):
 
 
 class OpenAiRoutes:
-    """The handlers of OpenAI's paths.
+    """The handlers of OpenAI's paths. Args: `answering` asks the models."""
 
-    Args:
-        models: that callers may name.
-        generation: asks the server.
-        metrics: of the gateway.
-    """
-
-    def __init__(self, models: ServedModels, generation: Generation, metrics: GatewayMetrics) -> None:
-        self._models, self._generation, self._metrics = models, generation, metrics
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
     async def generate(self, request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
         """Answer a request for text.
@@ -84,14 +61,11 @@ class OpenAiRoutes:
         Raises:
             ApiError: the request is refused, or failed before its first byte.
         """
-        asked = _asked(Endpoint(request.path), body)
-        model = self._models.get(asked.model, caller)
-        deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)])
-        with self._watching(asked, model) as watch:
-            async with contextlib.aclosing(self._generation.chunks(asked, model)) as chunks:
-                if asked.is_streaming:
-                    return await self._stream(request, _events(asked, model), deltas, chunks, watch)
-                return await _whole(asked, model, deltas, chunks, watch)
+        answer = self._answering.begin(asked_by(Endpoint(request.path), body_of_json(body)), caller)
+        with answer.watching() as watch:
+            if answer.asked.is_streaming:
+                return await self._stream(request, answer, watch)
+            return await _whole(answer, watch)
 
     async def embed(self, _request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
         """Refuse to make embeddings, by the name of the model that was asked for them.
@@ -100,83 +74,56 @@ class OpenAiRoutes:
             ApiError: always.
         """
         name = body_of_json(body).get("model")
-        model = self._models.get(name if isinstance(name, str) else None, caller)
+        model = self._answering.models.get(name if isinstance(name, str) else None, caller)
         raise ApiError(
             f"model {model.name!r} writes text, and makes no embeddings; ask a server of an embedding model",
             code="unsupported_model",
             param="model",
         )
 
-    @contextmanager
-    def _watching(self, asked: Asked, model: ServedModel) -> Iterator[RequestWatch]:
-        """Watch a request, and make its failure one of the API."""
-        with self._metrics.watching(_OPERATIONS[asked.endpoint], model.name) as watch:
-            try:
-                yield watch
-            except ServingError as exc:
-                error = api_error(exc, is_chat=asked.is_chat)
-                watch.error = error.code
-                raise error from exc
-            except asyncio.CancelledError:
-                watch.error = _CLIENT_GONE
-                raise
-
-    async def _stream(
-        self,
-        request: web.BaseRequest,
-        events: AnswerEvents,
-        deltas: AnswerDeltas,
-        chunks: Chunks,
-        watch: RequestWatch,
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.BaseRequest, answer: Answer, watch: RequestWatch) -> web.StreamResponse:
         """Send each chunk as events; what fails before the first one has an HTTP status of its own."""
-        answer = web.StreamResponse(headers=_EVENTS)
+        events = _events(answer)
+        sent = web.StreamResponse(headers=_EVENTS)
         try:
-            async for index, chunk in chunks:
-                data = events.piece(deltas.of(index, chunk)) if answer.prepared else b""
-                if not answer.prepared:
-                    data = events.begin() + events.piece(deltas.of(index, chunk))
-                    await answer.prepare(request)
-                watch.usage = deltas.usage
-                if data:
-                    watch.note_text()
-                    await _write(answer, data)
-            await answer.prepare(request)
-            await _write(answer, events.end(deltas.usage))
+            async with contextlib.aclosing(answer.chunks()) as chunks:
+                async for index, chunk in chunks:
+                    piece = answer.deltas.of(index, chunk)
+                    watch.note(piece, answer.deltas.usage)
+                    data = events.piece(piece)
+                    if not sent.prepared:
+                        data = events.begin() + data
+                        await sent.prepare(request)
+                    if data:
+                        await _write(sent, data)
+            await sent.prepare(request)
+            await _write(sent, events.end(answer.deltas.usage))
         except (ConnectionError, TimeoutError):
-            watch.error = _CLIENT_GONE
+            watch.error = CLIENT_GONE
             _hang_up(request)
         except Exception as exc:  # an answer that has begun cannot become another one
-            if not answer.prepared:
+            if not sent.prepared:
                 raise
-            error = self._breaking(exc, watch)
-            await _write(answer, events.error(error))
-        return answer
-
-    def _breaking(self, cause: Exception, watch: RequestWatch) -> ApiError:
-        """Return the error with which a stream breaks off."""
-        if isinstance(cause, ServingError):
-            error = api_error(cause)
-        else:
-            _log.error("a stream failed", exc_info=cause)
-            error = ApiError("the gateway failed; the reason is in its log", code="server_error", status=500)
-        watch.error = error.code
-        self._metrics.note_error(error.code)
-        return error
+            if not isinstance(exc, ServingError):
+                _log.exception("a stream failed")
+            error = broken(exc, answer.asked)
+            watch.error = error.code
+            self._answering.metrics.note_error(error.code)
+            await _write(sent, events.error(error))
+        return sent
 
 
-async def _whole(
-    asked: Asked, model: ServedModel, deltas: AnswerDeltas, chunks: Chunks, watch: RequestWatch
-) -> web.StreamResponse:
+async def _whole(answer: Answer, watch: RequestWatch) -> web.StreamResponse:
+    asked, deltas = answer.asked, answer.deltas
     received: list[list[GenerateChunk]] = [[] for _ in asked.requests]
-    async for index, chunk in chunks:
-        received[index].append(chunk)
+    async with contextlib.aclosing(answer.chunks()) as chunks:
+        async for index, chunk in chunks:
+            received[index].append(chunk)
+    answer_id, now_s, model = secrets.token_hex(12), time.time(), answer.model.name
     if asked.endpoint is not Endpoint.RESPONSES:
-        body, watch.usage = answer_body(
-            asked, received, deltas, answer_id=secrets.token_hex(12), now_s=time.time(), model=model.name
-        )
+        body, watch.usage = answer_body(asked, received, deltas, answer_id=answer_id, now_s=now_s, model=model)
         return json_answer(body)
-    response = ResponseEvents(asked, answer_id=secrets.token_hex(12), now_s=time.time(), model=model.name)
+    response = ResponseEvents(asked, answer_id=answer_id, now_s=now_s, model=model)
     for chunk in received[0]:
         response.piece(deltas.of(0, chunk))
     watch.usage = deltas.usage
@@ -184,25 +131,14 @@ async def _whole(
     return json_answer(response.response)
 
 
-def _asked(endpoint: Endpoint, data: bytes) -> Asked:
-    """Return what a body asks for, with requests that stream as the answer does."""
-    body = body_of_json(data)
-    if endpoint is Endpoint.RESPONSES:
-        asked = response_request_of(body, base=_BASE, chat_tokens=AS_MANY_AS_FIT)
-    else:
-        asked = requests_of(endpoint, body, base=_BASE, chat_tokens=AS_MANY_AS_FIT)
-    requests = tuple(msgspec.structs.replace(request, stream=asked.is_streaming) for request in asked.requests)
-    return msgspec.structs.replace(asked, requests=requests)
+def _events(answer: Answer) -> AnswerEvents:
+    make = ResponseStream if answer.asked.endpoint is Endpoint.RESPONSES else StreamEvents
+    return make(answer.asked, answer_id=secrets.token_hex(12), now_s=time.time(), model=answer.model.name)
 
 
-def _events(asked: Asked, model: ServedModel) -> AnswerEvents:
-    make = ResponseStream if asked.endpoint is Endpoint.RESPONSES else StreamEvents
-    return make(asked, answer_id=secrets.token_hex(12), now_s=time.time(), model=model.name)
-
-
-async def _write(answer: web.StreamResponse, data: bytes) -> None:
+async def _write(sent: web.StreamResponse, data: bytes) -> None:
     async with asyncio.timeout(_WRITE_S):
-        await answer.write(data)
+        await sent.write(data)
 
 
 def _hang_up(request: web.BaseRequest) -> None:

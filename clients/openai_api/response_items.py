@@ -108,6 +108,13 @@ def messages_of(items: str | Sequence[Item], *, instructions: str | None) -> lis
     return [_for_template(message) for message in messages]
 
 
+def messages_of_output(output: Sequence[object]) -> list[dict[str, object]]:
+    """Return the items of a response's output as messages of a chat that goes on."""
+    if not output:
+        return []
+    return messages_of(msgspec.convert(with_types(list(output)), list[Item]), instructions=None)
+
+
 def _message_of(item: Message | Call | CallOutput, path: str) -> ChatMessage:
     if isinstance(item, Call):
         try:

@@ -2,6 +2,7 @@
 """A gateway in a thread of its own, before a scripted server; and plain HTTP calls of it."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import threading
@@ -75,7 +76,8 @@ class RunningGateway:
 
     def stop(self) -> None:
         """Tell the gateway to end."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Return the answer to a request; a body that is no bytes is sent as JSON."""
