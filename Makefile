@@ -28,8 +28,8 @@ setup: ## Make .venv and .tools/triton; instant when both are up to date
 wheel: setup ## Build dist/trireme-*.whl, which serves without a checkout
 	$(RUN) pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir dist .
 
-serve: setup ## Render the default deployment and serve it on Triton until Ctrl-C (ARGS="--http-port 9000")
-	.venv/bin/trireme serve $(ARGS)
+serve: setup ## Serve the default deployment on Triton, and OpenAI's API before it, until Ctrl-C (ARGS="--http-port 9000")
+	.venv/bin/trireme serve --gateway $(ARGS)
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
 	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql gpu-image-wheels

@@ -17,6 +17,7 @@ from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from gateway.access.key_book import GRACE_S, LEAST_GRACE_S
 from gateway.access.open_keys import open_keys
+from gateway.access.session_key import session_key
 from gateway.gateway import Gateway, Limits
 from gateway.served_models import models_of
 from trireme.base.errors import SpecError
@@ -60,6 +61,14 @@ def serve(
             help="How long known keys are accepted while their database is away, in seconds.", min=LEAST_GRACE_S
         ),
     ] = GRACE_S,
+    has_session_key: Annotated[
+        bool,
+        typer.Option(
+            "--session-key",
+            help="With --keys: make a key for this run, and show it with a first request.",
+        ),
+    ] = False,
+    listener_fd: Annotated[int | None, typer.Option("--listener", hidden=True)] = None,
     timeout_s: Annotated[float, typer.Option(help="Longest time of a request, in seconds.", min=1)] = 600.0,
     max_body_bytes: Annotated[int, typer.Option(help="Longest body of a request.", min=1024)] = 8 << 20,
     max_connections: Annotated[int, typer.Option(help="Most connections of callers.", min=1)] = 4096,
@@ -83,6 +92,8 @@ def serve(
     """
     ours = HttpAccess(cert_file=cert_file, key_file=key_file, token_file=token_file)
     _refuse_two_kinds_of_keys(keys, token_file)
+    if has_session_key and keys is None:
+        raise SpecError("--session-key is one of --keys; name these", field="session_key")
     _refuse_open_door(host, ours, keys)
     models = models_of(load_deployment(deployment))
     with contextlib.nullcontext() if keys is None else open_keys(keys) as store:
@@ -100,15 +111,18 @@ def serve(
                 keys_grace_s=keys_grace_s,
             ),
         )
-        listener = listen(host, port)
+        listener = listen(host, port) if listener_fd is None else socket.socket(fileno=listener_fd)
         logging.basicConfig(level=logging.INFO)
         typer.echo(_welcome(listener, gateway), err=True)
-        if store is not None and not store.latest(1).records:
+        if store is not None and not has_session_key and not store.latest(1).records:
             typer.echo(
                 f"there are no keys yet; make one: trireme gateway keys create NAME --keys {store.place}", err=True
             )
         gc.freeze()  # imported objects stay; a full collection takes milliseconds of every stream
-        asyncio.run(_run(gateway, listener))
+        with contextlib.nullcontext("") if store is None or not has_session_key else session_key(store) as key:
+            if key:
+                typer.echo(_first_request(listener, gateway, key), err=True)
+            asyncio.run(_run(gateway, listener))
 
 
 async def _run(gateway: Gateway, listener: socket.socket) -> None:
@@ -145,8 +159,21 @@ def _access(ca_file: Path | None, token_file: Path | None) -> Access:
     return Access(ca_file=ca, token_file=token)
 
 
-def _welcome(listener: socket.socket, gateway: Gateway) -> str:
+def _address(listener: socket.socket, gateway: Gateway) -> str:
     host, port = listener.getsockname()[:2]
-    where = f"http{'s' if gateway.is_tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
-    names = ", ".join(model.name for model in gateway.models)
+    return f"http{'s' if gateway.is_tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _welcome(listener: socket.socket, gateway: Gateway) -> str:
+    where, names = _address(listener, gateway), ", ".join(model.name for model in gateway.models)
     return f"OpenAI's API of {names} at {where}/v1; metrics at {where}/metrics"
+
+
+def _first_request(listener: socket.socket, gateway: Gateway, key: str) -> str:
+    model = next(iter(gateway.models)).name
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    return (
+        f"  key      {key}   (of this run)\n"
+        f"ask it:  curl {_address(listener, gateway)}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
+        f"           -d '{body}'"
+    )

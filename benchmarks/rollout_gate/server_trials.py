@@ -10,6 +10,7 @@ its own. The engine is simulated.
 import asyncio
 import contextlib
 import random
+import shutil
 import threading
 import time
 from collections import Counter
@@ -232,6 +233,7 @@ def _quantiles(values: Sequence[int]) -> dict[str, float] | None:
 
 @contextlib.contextmanager
 def _served(name: str) -> Iterator[tuple[Trials, ThroughEnsemble]]:
+    shutil.rmtree(Path("build") / name, ignore_errors=True)  # outcomes of an earlier run have the same numbers
     with ThroughEnsemble(deployment(name)) as server:
         trials = Trials(ServerControl(Path("build") / name / CONTROL_SOCKET))
         trials.add(_EQUAL, {})

@@ -10,7 +10,7 @@ import typer
 
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.render.server_lock import server_lock
-from ensemble_configs.spec.deployment import load_deployment, override_triton
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment, override_triton
 from serving.doctor.server_features import describe_server
 from serving.doctor.server_probe import refuse_unfit_server
 from serving.live_releases.kept_deployment import KeptDeployment
@@ -24,6 +24,7 @@ from serving.supervisor.control_api import ControlApi
 from serving.supervisor.control_key import read_control_key
 from serving.supervisor.descriptor_limit import raise_descriptor_limit
 from serving.supervisor.drain_request import DrainRequest
+from serving.supervisor.gateway_child import GatewayChild
 from serving.supervisor.health import Health, HealthServer
 from serving.supervisor.messages import releases_of, welcome
 from serving.supervisor.remote_options import (
@@ -77,6 +78,14 @@ def serve(
         float, typer.Option(help="How long running streams may go on at shutdown, in seconds.", min=0)
     ] = 30.0,
     ready_timeout_s: Annotated[float, typer.Option(help="How long loading may take, in seconds.", min=1)] = 600.0,
+    is_gateway: Annotated[
+        bool,
+        typer.Option(
+            "--gateway",
+            help="Start a gateway beside the server: OpenAI's API on this machine's own address, and a key for it.",
+        ),
+    ] = False,
+    gateway_port: Annotated[int, typer.Option(help="With --gateway: its port.", min=1, max=65535)] = 8080,
     remote_host: RemoteHostOption = None,
     remote_port: RemotePortOption = None,
     remote_cert_file: RemoteCertOption = None,
@@ -99,6 +108,8 @@ def serve(
       trireme serve
 
       trireme serve --deployment my.yaml --host 0.0.0.0 --grpc-port 9001
+
+      trireme serve --gateway
 
       trireme serve --log-format json
 
@@ -162,6 +173,10 @@ def serve(
         health = Health()
         if health_port is not None:
             held.enter_context(contextlib.closing(HealthServer(health, spec.triton.host, health_port)))
+        gateway: GatewayChild | None = None
+        if is_gateway:
+            gateway = GatewayChild(deployment, spec.triton, port=gateway_port, keys=folder / "keys.sqlite", tell=_tell)
+            held.enter_context(contextlib.closing(gateway))
         stop = StopSignal()
         if spec.triton.is_guarded:
             frontends = held.enter_context(contextlib.closing(Frontends(spec.triton, _tell)))
@@ -182,11 +197,17 @@ def serve(
                 stop=stop,
                 leaving=Shutdown(stop, drain_request, health, exit_delay_s, exit_timeout_s, _tell),
                 ready_timeout_s=ready_timeout_s,
-                on_ready=lambda seconds: welcome(live.spec, seconds),
+                on_ready=lambda seconds: _welcome(live.spec, seconds, gateway),
                 tell=_tell,
             ).run()
         except ServerError as exc:
             raise ServerError(f"{exc.message}\n{cause_in(log_path, is_verbose=is_verbose)}") from exc
+
+
+def _welcome(spec: DeploymentSpec, seconds: float, gateway: GatewayChild | None) -> str:
+    if gateway is not None:
+        gateway.start()
+    return welcome(spec, seconds)
 
 
 def _tell(line: str) -> None:

@@ -148,8 +148,11 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
     """Return a socket that takes connections; port 0: any free port.
+
+    Args:
+        option: that names the port, for the error.
 
     Raises:
         SpecError: the address or the port cannot be used.
@@ -162,7 +165,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as exc:
         listener.close()
         raise SpecError(
-            f"port {port} of host {host} cannot be used ({exc.strerror}); choose another with --port",
+            f"port {port} of host {host} cannot be used ({exc.strerror}); choose another with {option}",
             field="port",
             value=port,
         ) from exc
