@@ -2,6 +2,7 @@
 """The way from a body to the chunks of its answer, whatever carries them to the caller."""
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 
 from clients.infer_messages import GenerateRequest
 from clients.openai_api.answer_deltas import AnswerDeltas
-from clients.openai_api.api_error import ApiError, api_error
+from clients.openai_api.api_error import ApiError, api_error, is_of_the_operator
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.request_bodies import requests_of
 from clients.openai_api.responses_body import response_request_of
@@ -20,6 +21,8 @@ from gateway.gateway_metrics import GatewayMetrics, RequestWatch
 from gateway.generation import Chunks, Generation
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.errors import ServingError
+
+_log = logging.getLogger("trireme.gateway")
 
 CLIENT_GONE = "client_gone"  # in the metrics
 
@@ -63,6 +66,8 @@ class Answer:
             try:
                 yield watch
             except ServingError as exc:
+                if is_of_the_operator(exc):
+                    _log.error("%s", exc.message)
                 error = api_error(exc, is_chat=self.asked.is_chat)
                 watch.error = error.code
                 raise error from exc
@@ -90,7 +95,11 @@ class Answering:
         Raises:
             ApiError: there is no such model, it is not for this caller, or it cannot do what is asked.
         """
-        return Answer(asked, self.models.get(asked.model, caller), self._generation, self.metrics)
+        model = self.models.get(asked.model, caller)
+        if model.has_admission and caller.tenant:  # whose share of the server it is
+            requests = tuple(msgspec.structs.replace(each, tenant=caller.tenant) for each in asked.requests)
+            asked = msgspec.structs.replace(asked, requests=requests)
+        return Answer(asked, model, self._generation, self.metrics)
 
 
 def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[Mapping[str, Any]] = ()) -> Asked:

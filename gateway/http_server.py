@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from clients.openai_api.api_error import ApiError, api_error
+from clients.openai_api.api_error import ApiError, api_error, is_of_the_operator
 from gateway.access.caller import NOBODY, Caller, Callers
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.json_answers import error_answer
@@ -95,6 +95,8 @@ class HttpServer:
         except ApiError as exc:
             return self._refused(exc)
         except ServingError as exc:
+            if is_of_the_operator(exc):
+                _log.error("%s", exc.message)
             return self._refused(api_error(exc))
         except web.HTTPRequestEntityTooLarge:
             too_large = f"the body is longer than {self._max_body_bytes} bytes (--max-body-bytes); send less"

@@ -28,6 +28,7 @@ class ServedModel(NamedTuple):
         tool_style: how the model writes calls of tools; None: in no way that is read here.
         is_reasoning: answers may begin with reasoning.
         begins_inside: the prompt ends within the reasoning.
+        has_admission: the server knows tenants and classes.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ServedModel(NamedTuple):
     tool_style: Style | None = None
     is_reasoning: bool = False
     begins_inside: bool = False
+    has_admission: bool = False
 
     def reader(self, asked: Asked) -> AnswerReader:
         """Return the reader of one answer.
@@ -111,7 +113,12 @@ def _served(model: ModelSpec, deployment: str) -> ServedModel:
             "its endpoints",
             field="endpoints",
         )
-    served = ServedModel(model.name, model.triton_prefix + step, model.engine.max_seq_len)
+    served = ServedModel(
+        model.name,
+        model.triton_prefix + step,
+        model.engine.max_seq_len,
+        has_admission=model.admission is not None,
+    )
     try:
         template = load_chat_template(model.tokenizer.dir)
         prompt = "" if template is None else template.render([{"role": "user", "content": "Hi"}])

@@ -9,6 +9,7 @@ from trireme.base.errors import (
     RequestError,
     RequestTimeout,
     ServingError,
+    SpecError,
     Unavailable,
 )
 
@@ -16,13 +17,16 @@ _MAX_SHOWN = 80
 # Refusals for want of room: the next try may find it. What else is unavailable is a fault of the server.
 _NO_ROOM = frozenset({"queue_full", "overload", "shedding", "queue_timeout_ms", "long_prompts"})
 _RETRY_S = 1.0
-# The caller's own key was right.
-_REFUSED_BEHIND = "the server behind this address does not accept it; the reason is in the log here"
 _OTHERS: tuple[tuple[type[ServingError], str, int], ...] = (
     (RequestTimeout, "timeout", 504),
     (RequestCancelled, "cancelled", 503),
     (AccessDenied, "server_error", 502),
 )
+# Faults of whoever runs this: their texts name files and addresses, which are no caller's business.
+_OF_THE_OPERATOR = {
+    AccessDenied: "the server behind this address does not accept it; the reason is in the log here",
+    SpecError: "a file of this server cannot be used; the reason is in its log",
+}
 # Parameters by their names in the serving contract.
 _PARAMS = {
     "end_id": "ignore_eos",
@@ -82,10 +86,15 @@ def api_error(error: ServingError, *, is_chat: bool = False) -> ApiError:
         return _wrong(error, is_chat=is_chat)
     if isinstance(error, Unavailable):
         return _unavailable(error)
-    for kind, code, status in _OTHERS:
-        if isinstance(error, kind):
-            return ApiError(_REFUSED_BEHIND if kind is AccessDenied else error.message, code=code, status=status)
-    return ApiError(error.message, code="server_error", status=500)
+    code, status = next(
+        ((code, status) for kind, code, status in _OTHERS if isinstance(error, kind)), ("server_error", 500)
+    )
+    return ApiError(_OF_THE_OPERATOR.get(type(error), error.message), code=code, status=status)
+
+
+def is_of_the_operator(error: ServingError) -> bool:
+    """Return whether an error is told to a log alone, and not to the caller."""
+    return type(error) in _OF_THE_OPERATOR
 
 
 def _wrong(error: RequestError, *, is_chat: bool) -> ApiError:

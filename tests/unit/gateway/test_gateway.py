@@ -300,6 +300,19 @@ def test_without_a_key_that_is_accepted_nothing_but_probes_is_answered(server: K
         assert gateway.call("GET", "/health/ready").status == 200
 
 
+def test_a_file_of_keys_that_went_bad_is_told_to_the_log_and_to_no_caller(
+    server: KServeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("0123456789abcdef\n")
+    with RunningGateway(server.url, token_file=keys) as gateway:
+        keys.write_text("")
+        answer = gateway.call("GET", "/v1/models", Authorization="Bearer 0123456789abcdef")
+    assert (answer.status, answer.json["error"]["code"]) == (500, "server_error")
+    assert str(tmp_path) not in answer.data.decode()
+    assert str(keys) in caplog.text
+
+
 def test_metrics_have_the_names_of_opentelemetry(gateway: RunningGateway) -> None:
     gateway.chat(stream=True)
     page = gateway.call("GET", "/metrics").data.decode()

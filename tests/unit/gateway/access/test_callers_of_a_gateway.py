@@ -65,6 +65,19 @@ def test_each_key_sees_and_asks_its_own_models(gateway: RunningGateway, store: K
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize("has_admission", [True, False], ids=["admission", "no admission"])
+def test_the_tenant_of_a_key_reaches_a_server_that_knows_tenants(
+    server: KServeServer, store: KeyStore, *, has_admission: bool
+) -> None:
+    key = store.create(NewKey("alice", tenant="research"))
+    model = ServedModel("chat", "ensemble", has_admission=has_admission)
+    with RunningGateway(server.url, models=(model,), keys=store) as gateway:
+        assert gateway.chat_with(key.text).status == 200
+    message = server.requests[-1]
+    sent = dict(zip((tensor.name for tensor in message.inputs), message.raw_input_contents, strict=True))
+    assert sent.get("tenant", b"")[4:] == (b"research" if has_admission else b"")
+
+
 def test_a_model_that_is_not_served_is_named_with_those_of_the_key(gateway: RunningGateway, store: KeyStore) -> None:
     key = store.create(NewKey("alice", models=frozenset({"chat", "gone"})))
     for name in ("gone", "other"):
