@@ -18,9 +18,11 @@ from ensemble_configs.spec.admission_spec import AdmissionSpec
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import JournalReader
 from ensemble_configs.split.release_split import ReleaseShare, ReleaseSplit, SplitFile
+from serving.engine_process.engine_sources import has_engine
 from serving.pipeline.request_origin import RequestOrigin
 from serving.process.pinned_streams import pin, unpin
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from serving.release_routing import release_routing
 from serving.release_routing.release_routing import ReleaseRouting
 from serving.requests.request_parameters import parameters_of
 from serving.requests.tensor_sink import Tensors
@@ -222,3 +224,22 @@ def test_an_answer_without_text_and_one_that_repeats_are_told(site: Site) -> Non
     [outcome] = site.outcomes()
     assert outcome.is_empty
     assert outcome.finish_reason == "stop_string"
+
+
+def test_a_candidate_s_requests_look_for_its_engine_ten_times_a_second_at_most(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each look lets other threads go on, and the request waits for them; the stable release's requests have none.
+    looked: list[str] = []
+
+    def look(name: str) -> bool:
+        looked.append(name)
+        return has_engine(name)
+
+    monkeypatch.setattr(release_routing, "has_engine", look)
+    site.split(*canary(1.0))
+    begun_s = time.monotonic()
+    answers = [site.text() for _ in range(30)]
+    most = (time.monotonic() - begun_s) * (10 + 1) + 2  # one a second is the look for releases that were unloaded
+    assert {site.release_of(text) for text in answers} == {2}
+    assert 1 <= len(looked) <= most
