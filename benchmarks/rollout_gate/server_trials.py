@@ -37,7 +37,7 @@ from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.outcome_journal import JournalReader
-from trireme.base.errors import ServingError
+from trireme.base.errors import ServingError, Unavailable
 from trireme.base.unix_socket import CONTROL_SOCKET
 
 SPEC = GateSpec(fade_s=2.0)
@@ -51,6 +51,7 @@ _OUTPUT_TOKENS = (8, 24)
 _LOOK_S, _LEASE_S = 0.5, 5.0
 _MERGED_S = SPEC.fade_s / 8  # outcomes of such a time come together, as those of a second do by default
 _MOST_S = 120.0  # of a rollout
+_READY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,22 @@ class Trials:
 
     def add(self, release: int, engine: Mapping[str, object]) -> None:
         """Load a release like the stable one, but for what is named."""
-        models: Any = self._control.ask("status")["models"]
-        stable = models[0]["releases"][0]
+        stable = self._stable()
         added = {**stable, "release": release, "engine": {**stable["engine"], **engine}}
         self._control.ask("add", release=added, is_canary=False)
+
+    def _stable(self) -> Any:
+        """Return the release that is served; its models take requests a moment before the control does."""
+        until_s = time.monotonic() + _READY_S
+        while True:
+            try:
+                models: Any = self._control.ask("status")["models"]
+            except Unavailable:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                return models[0]["releases"][0]
 
     def run(self, candidate: int) -> Ended:
         """Judge a candidate until there is a verdict."""
