@@ -162,22 +162,19 @@ class Trials:
 
     def add(self, release: int, engine: Mapping[str, object]) -> None:
         """Load a release like the stable one, but for what is named."""
-        stable = self._stable()
+        models: Any = self._control.ask("status")["models"]
+        stable = models[0]["releases"][0]
         added = {**stable, "release": release, "engine": {**stable["engine"], **engine}}
-        self._control.ask("add", release=added, is_canary=False)
-
-    def _stable(self) -> Any:
-        """Return the release that is served; its models take requests a moment before the control does."""
-        until_s = time.monotonic() + _READY_S
+        until_s = time.monotonic() + _READY_S  # the models take requests a moment before the control does
         while True:
             try:
-                models: Any = self._control.ask("status")["models"]
+                self._control.ask("add", release=added, is_canary=False)
             except Unavailable:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(_LOOK_S)
             else:
-                return models[0]["releases"][0]
+                return
 
     def run(self, candidate: int) -> Ended:
         """Judge a candidate until there is a verdict."""
