@@ -74,6 +74,7 @@ COMMANDS = {
     "generate": Command(
         "clients.commands.generate_command", "generate", "Ask a running server for text, shown as it is made"
     ),
+    "chat": Command("clients.commands.chat_command", "chat", "Talk with a running server in the terminal"),
     "gateway": Command(
         "gateway.gateway_command",
         "",

@@ -4,7 +4,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,7 @@ import typer
 
 from clients.access import Access
 from clients.access_options import with_access
+from clients.commands.shown_text import streamed_or_whole, write
 from clients.infer_messages import PINNING_MODEL
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
 from clients.rollout.routing.routed_client import generate_routed
@@ -133,11 +134,11 @@ def generate(
             client = held.enter_context(TritonClient(url, access=access))
             chosen = model or (PINNING_MODEL if release is not None else "ensemble")
             ask = partial(client.generate, model=chosen, release=release, timeout_s=timeout_s)
-        answer = _streamed_or_whole(ask, request)
+        answer = streamed_or_whole(ask, request)
         sent_ns = time.monotonic_ns()  # at the first chunk that is asked for, right after
         chunks = held.enter_context(contextlib.closing(answer))
         if is_json:
-            _write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")
+            write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")
         elif _show(chunks) == "length" and sys.stderr.isatty():
             typer.secho(f"(cut at the token limit: --max-tokens {max_tokens}, or the model's)", err=True, dim=True)
 
@@ -145,18 +146,6 @@ def generate(
 def _conversation(system: str | None, text: str) -> list[dict[str, object]]:
     said = [("system", system), ("user", text)]
     return [{"role": role, "content": content} for role, content in said if content is not None]
-
-
-def _streamed_or_whole(
-    ask: Callable[[GenerateRequest], Iterator[GenerateChunk]], request: GenerateRequest
-) -> Generator[GenerateChunk, None, None]:
-    """Yield the answer as it is made; at once at its end from a unary deployment, which refuses a stream by name."""
-    try:
-        yield from ask(request)
-    except RequestError as exc:
-        if exc.facts.get("field") != "stream":
-            raise
-        yield from ask(msgspec.structs.replace(request, stream=False))
 
 
 def _split_access(split_url: str | None, ca_file: Path | None, token_file: Path | None) -> Access | None:
@@ -214,20 +203,14 @@ def _show(chunks: Iterable[GenerateChunk]) -> str | None:
     finish_reason, is_line_open = None, False
     try:
         for chunk in chunks:
-            _write(chunk.text)
+            write(chunk.text)
             is_line_open = is_line_open or bool(chunk.text)
             finish_reason = chunk.finish_reason or finish_reason
     except (ServingError, KeyboardInterrupt):
-        _write("\n" if is_line_open else "")  # what is said about it starts on a line of its own
+        write("\n" if is_line_open else "")  # what is said about it starts on a line of its own
         raise
-    _write("\n")
+    write("\n")
     return finish_reason
-
-
-def _write(text: str) -> None:
-    # Bytes, as the text must come out exact whatever the terminal's encoding.
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()
 
 
 def _read_stdin() -> str:

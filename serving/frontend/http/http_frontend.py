@@ -235,8 +235,13 @@ async def _generate_stream(request: web.BaseRequest, responses: AsyncIterator[An
         if answer is None:
             answer = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream; charset=utf-8"})
             await answer.prepare(request)
-        async with asyncio.timeout(_WRITE_S):
-            await answer.write(b"data: " + body + b"\n\n")
+        try:
+            async with asyncio.timeout(_WRITE_S):
+                await answer.write(b"data: " + body + b"\n\n")
+        except TimeoutError:  # another answer would stand in the middle of this one
+            if request.transport is not None:
+                request.transport.abort()
+            return answer
     return answer or web.Response(headers={"Content-Type": "text/event-stream; charset=utf-8"})
 
 

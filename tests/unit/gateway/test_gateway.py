@@ -14,6 +14,7 @@ from kserve_server import DIE, HANG, KServeServer, response, story
 from running_gateway import RunningGateway
 
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
+from gateway import openai_routes
 from gateway.gateway import Limits
 from gateway.served_models import ServedModel
 
@@ -344,3 +345,17 @@ def test_a_caller_who_asks_whether_to_send_the_body_is_told_so(gateway: RunningG
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b'{"prompt":"Hi"}')
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_caller_who_takes_nothing_is_hung_up_on_and_stops_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_routes, "_WRITE_S", 0.2)
+    large = [response("x" * 100_000, num_output_tokens=1)] * 1000
+    with KServeServer(*large, HANG) as server, RunningGateway(server.url) as gateway:
+        connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
+        body = json.dumps({"prompt": "Hi", "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        assert server.was_cancelled.wait(10)
+        page = gateway.call("GET", "/metrics").data.decode()
+        connection.close()
+    assert 'error_type="client_gone"' in page
