@@ -11,6 +11,7 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2
 
 from serving.frontend.http import http_frontend
+from serving.frontend.http.http_answers import answer_to
 
 _READ_BYTES = 1 << 20
 
@@ -30,7 +31,7 @@ def test_a_reader_who_takes_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatc
         try:
             return await http_frontend._generate_stream(request, _endless())
         except TimeoutError:  # as the frontend answers it
-            return http_frontend.answer_to(http_frontend._silent(TimeoutError()))
+            return answer_to(http_frontend._silent(TimeoutError()))
 
     async def run() -> bytes:
         server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
