@@ -19,12 +19,17 @@ from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
 from gateway.gateway_metrics import GatewayMetrics, RequestWatch
 from gateway.generation import Chunks, Generation
+from gateway.limits.limiter import Limiter, Reservation
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.gateway")
 
 CLIENT_GONE = "client_gone"  # in the metrics
+
+# For the reservation alone: what is not taken comes back with the end of the request.
+_CHARS_PER_TOKEN = 4
+_USUAL_ANSWER = 512  # of one that may be as long as the model allows
 
 # OpenTelemetry has no name for responses: they are chats.
 _OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion", Endpoint.RESPONSES: "chat"}
@@ -87,7 +92,7 @@ class Answering:
 
     def __init__(self, models: ServedModels, generation: Generation, metrics: GatewayMetrics) -> None:
         self.models, self.metrics = models, metrics
-        self._generation = generation
+        self._generation, self._limiter = generation, Limiter()
 
     def begin(self, asked: Asked, caller: Caller) -> Answer:
         """Return the answer to what is asked.
@@ -100,6 +105,19 @@ class Answering:
             requests = tuple(msgspec.structs.replace(each, tenant=caller.tenant) for each in asked.requests)
             asked = msgspec.structs.replace(asked, requests=requests)
         return Answer(asked, model, self._generation, self.metrics)
+
+    @contextmanager
+    def reserved(self, answer: Answer, caller: Caller) -> Iterator[Reservation]:
+        """Reserve what an answer may take of its caller's limits to the end of the block, and settle what it took.
+
+        Raises:
+            ApiError: 429: a limit is reached.
+        """
+        with self._limiter.reserve(caller.key_id, caller.limits, tokens=_estimate(answer.asked)) as reservation:
+            try:
+                yield reservation
+            finally:
+                reservation.settle(answer.deltas.usage.total_tokens)
 
 
 def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[Mapping[str, Any]] = ()) -> Asked:
@@ -122,6 +140,16 @@ def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[M
             for request in requests
         ]
     return msgspec.structs.replace(asked, requests=tuple(requests))
+
+
+def _estimate(asked: Asked) -> int:
+    """Return how many tokens a body may take, before a tokenizer has seen it."""
+    total = 0
+    for request in asked.requests:
+        most = _USUAL_ANSWER if request.max_tokens == AS_MANY_AS_FIT else request.max_tokens
+        num_chars = request.num_prompt_chars + (len(msgspec.json.encode(request.tools)) if request.tools else 0)
+        total += num_chars // _CHARS_PER_TOKEN + most * asked.n
+    return total
 
 
 def broken(cause: Exception, asked: Asked) -> ApiError:

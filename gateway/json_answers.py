@@ -16,7 +16,7 @@ def json_answer(body: object, *, status: int = 200, headers: dict[str, str] | No
 
 def error_answer(error: ApiError) -> web.Response:
     """Return the answer of an error; official clients wait for `Retry-After` before they try again."""
-    headers = {}
+    headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -62,10 +63,11 @@ class OpenAiRoutes:
             ApiError: the request is refused, or failed before its first byte.
         """
         answer = self._answering.begin(asked_by(Endpoint(request.path), body_of_json(body)), caller)
-        with answer.watching() as watch:
+        with self._answering.reserved(answer, caller) as reservation, answer.watching() as watch:
             if answer.asked.is_streaming:
-                return await self._stream(request, answer, watch)
-            return await _whole(answer, watch)
+                return await self._stream(request, answer, watch, headers=reservation.headers())
+            found = await _whole(answer, watch)
+        return json_answer(found, headers=reservation.headers())
 
     async def embed(self, _request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
         """Refuse to make embeddings, by the name of the model that was asked for them.
@@ -81,10 +83,12 @@ class OpenAiRoutes:
             param="model",
         )
 
-    async def _stream(self, request: web.BaseRequest, answer: Answer, watch: RequestWatch) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.BaseRequest, answer: Answer, watch: RequestWatch, *, headers: Mapping[str, str]
+    ) -> web.StreamResponse:
         """Send each chunk as events; what fails before the first one has an HTTP status of its own."""
         events = _events(answer)
-        sent = web.StreamResponse(headers=_EVENTS)
+        sent = web.StreamResponse(headers={**_EVENTS, **headers})
         try:
             async with contextlib.aclosing(answer.chunks()) as chunks:
                 async for index, chunk in chunks:
@@ -113,7 +117,7 @@ class OpenAiRoutes:
         return sent
 
 
-async def _whole(answer: Answer, watch: RequestWatch) -> web.StreamResponse:
+async def _whole(answer: Answer, watch: RequestWatch) -> dict[str, object]:
     asked, deltas = answer.asked, answer.deltas
     received: list[list[GenerateChunk]] = [[] for _ in asked.requests]
     async with contextlib.aclosing(answer.chunks()) as chunks:
@@ -122,13 +126,13 @@ async def _whole(answer: Answer, watch: RequestWatch) -> web.StreamResponse:
     answer_id, now_s, model = secrets.token_hex(12), time.time(), answer.model.name
     if asked.endpoint is not Endpoint.RESPONSES:
         body, watch.usage = answer_body(asked, received, deltas, answer_id=answer_id, now_s=now_s, model=model)
-        return json_answer(body)
+        return body
     response = ResponseEvents(asked, answer_id=answer_id, now_s=now_s, model=model)
     for chunk in received[0]:
         response.piece(deltas.of(0, chunk))
     watch.usage = deltas.usage
     response.end(deltas.usage)
-    return json_answer(response.response)
+    return response.response
 
 
 def _events(answer: Answer) -> AnswerEvents:

@@ -114,7 +114,7 @@ class _Conversation:
     async def _respond(self, asked: Asked, socket: web.WebSocketResponse) -> None:
         answer = self._answering.begin(asked, self._caller)
         events = ResponseEvents(asked, answer_id=secrets.token_hex(12), now_s=time.time(), model=answer.model.name)
-        with answer.watching() as watch:
+        with self._answering.reserved(answer, self._caller), answer.watching() as watch:
             try:
                 await _send(socket, events.begin())
                 async with contextlib.aclosing(answer.chunks()) as chunks:

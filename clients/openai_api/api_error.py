@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of OpenAI's API: the object in an answer, and what the errors of a server become."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from trireme.base.errors import (
@@ -55,6 +57,7 @@ class ApiError(Exception):
         param: the parameter that is wrong, such as `messages[0].content`.
         status: of HTTP.
         retry_after_s: when the same request may be tried again; None: nobody knows, or it would be refused again.
+        headers: of the answer, beside those of every error.
     """
 
     def __init__(
@@ -65,10 +68,11 @@ class ApiError(Exception):
         param: str | None = None,
         status: int = 400,
         retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message, self.code, self.param, self.status = message, code, param, status
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.headers = retry_after_s, dict(headers or {})
 
     def body(self) -> dict[str, object]:
         """Return the object that an answer or an event holds."""

@@ -28,6 +28,7 @@ KEYS = Table(
     Column("tenant", Text, nullable=False),
     Column("role", Text, CheckConstraint("role in ('user', 'admin')", name="gateway_key_roles"), nullable=False),
     Column("models", JSON(none_as_null=True)),  # names; null: all
+    Column("limits", JSON, nullable=False),  # the fields of KeyLimits that are set
     Column("created_at_s", BigInteger, nullable=False),
     Column("expires_at_s", BigInteger),
     Column("revoked_at_s", BigInteger),

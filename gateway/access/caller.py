@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from clients.openai_api.api_error import ApiError
+from gateway.limits.key_limits import NO_LIMITS, KeyLimits
 
 
 class Role(StrEnum):
@@ -15,18 +16,20 @@ class Role(StrEnum):
 
 
 class Caller(NamedTuple):
-    """A caller as the routes know it; limits and budgets of the key will be here too.
+    """A caller as the routes know it; budgets of the key will be here too.
 
     Attributes:
         key_id: public part of the key; "": the gateway asks for none of its own keys.
         tenant: on whose behalf the key calls; "": nobody's in particular.
         models: that the key may use; None: all.
+        limits: of the key.
     """
 
     key_id: str
     tenant: str
     role: Role
     models: frozenset[str] | None
+    limits: KeyLimits = NO_LIMITS
 
     def may_use(self, model: str) -> bool:
         """Return whether the key is for a model."""

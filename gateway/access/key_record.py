@@ -4,6 +4,7 @@
 from typing import NamedTuple
 
 from gateway.access.caller import Caller, Role
+from gateway.limits.key_limits import NO_LIMITS, KeyLimits
 
 
 class NewKey(NamedTuple):
@@ -19,6 +20,7 @@ class NewKey(NamedTuple):
     role: Role = Role.USER
     models: frozenset[str] | None = None
     expires_at_s: int | None = None
+    limits: KeyLimits = NO_LIMITS
 
 
 class KeyRecord(NamedTuple):
@@ -38,11 +40,12 @@ class KeyRecord(NamedTuple):
     expires_at_s: int | None = None
     revoked_at_s: int | None = None
     last_used_at_s: int | None = None
+    limits: KeyLimits = NO_LIMITS
 
     @property
     def caller(self) -> Caller:
         """Return the caller that brings the key."""
-        return Caller(self.id, self.tenant, self.role, self.models)
+        return Caller(self.id, self.tenant, self.role, self.models, self.limits)
 
     def has_expired(self, now_s: float) -> bool:
         """Return whether the key's time is over."""

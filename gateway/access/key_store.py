@@ -13,6 +13,7 @@ from gateway.access.access_tables import CHANGES, KEYS
 from gateway.access.api_key import ApiKey, new_key
 from gateway.access.caller import Role
 from gateway.access.key_record import KeyChanges, KeyRecord, NewKey
+from gateway.limits.key_limits import KeyLimits
 from trireme.base.errors import RequestError
 from trireme.base.store_place import StorePlace
 
@@ -61,6 +62,7 @@ class KeyStore:
                 "id": key.id,
                 "secret_sha256": key.secret_sha256,
                 "models": None if wish.models is None else sorted(wish.models),
+                "limits": {name: most for name, most in wish.limits._asdict().items() if most is not None},
                 "created_at_s": int(self._now_s()),
                 "change_number": _count_up(connection),
             }
@@ -155,4 +157,5 @@ def _records(connection: Connection, query: Select[tuple[object, ...]]) -> list[
 def _record(row: KeyRecord) -> KeyRecord:
     """Return a row with the types of a record."""
     models = None if row.models is None else frozenset(row.models)
-    return row._replace(secret_sha256=bytes(row.secret_sha256), role=Role(row.role), models=models)
+    limits = KeyLimits(**row.limits)  # type: ignore[arg-type]  # a row has an object there
+    return row._replace(secret_sha256=bytes(row.secret_sha256), role=Role(row.role), models=models, limits=limits)

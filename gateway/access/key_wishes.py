@@ -6,6 +6,7 @@ import re
 from gateway.access.api_key import KEY_ID, PREFIX, holds_a_key
 from gateway.access.caller import Role
 from gateway.access.key_record import NewKey
+from gateway.limits.key_limits import NO_LIMITS, KeyLimits
 from trireme.base.errors import RequestError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._@-]{0,63}")
@@ -17,7 +18,16 @@ _UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _LONGEST_S = 3650 * 86_400
 
 
-def new_key_of(name: str, *, tenant: str, role: Role, models: str | None, expires: str | None, now_s: float) -> NewKey:
+def new_key_of(
+    name: str,
+    *,
+    tenant: str,
+    role: Role,
+    models: str | None,
+    expires: str | None,
+    now_s: float,
+    limits: KeyLimits = NO_LIMITS,
+) -> NewKey:
     """Return the wish for a key that options spell out.
 
     Args:
@@ -38,7 +48,7 @@ def new_key_of(name: str, *, tenant: str, role: Role, models: str | None, expire
             field="tenant",
         )
     expires_at_s = None if expires is None else int(now_s) + seconds_of(expires)
-    return NewKey(name, tenant, role, None if models is None else _models_of(models), expires_at_s)
+    return NewKey(name, tenant, role, None if models is None else _models_of(models), expires_at_s, limits)
 
 
 def seconds_of(expires: str) -> int:

@@ -12,6 +12,7 @@ from gateway.access.caller import Role
 from gateway.access.key_record import KeyRecord
 from gateway.access.key_wishes import key_named, new_key_of
 from gateway.access.open_keys import open_keys
+from gateway.limits.key_limits import KeyLimits
 from trireme.base.text_tables import TextTable, print_tables
 
 _KeysOption = Annotated[
@@ -19,6 +20,7 @@ _KeysOption = Annotated[
     typer.Option("--keys", help="File of keys, or postgresql://USER@HOST:PORT/DATABASE: as the gateways have it."),
 ]
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+_MOST = 10**12
 
 
 def create(
@@ -33,6 +35,16 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="When it expires, from now: 30m, 12h, 90d, 8w.", show_default="never")
     ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Requests that may begin in a minute.", show_default="any")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Tokens of prompts and answers in a minute.", show_default="any"),
+    ] = None,
+    streams: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Requests that may run at a time.", show_default="any")
+    ] = None,
     is_json: _JsonOption = False,
 ) -> None:
     """Make a key, and print it on standard output, this once: the database keeps a hash of it.
@@ -43,12 +55,14 @@ def create(
     Examples:
       trireme gateway keys create alice --keys keys.sqlite
       trireme gateway keys create ci --keys postgresql://trireme@db/gateway --models chat,code --expires 90d
+      trireme gateway keys create bob --keys keys.sqlite --requests-per-minute 60 --tokens-per-minute 100000
       trireme gateway keys create prometheus --keys keys.sqlite --role admin > key.txt
 
     \b
     Exit codes: 0 the key is printed; 1 the database is away; 2 an option or the place is wrong, or the name is taken.
     """
-    wish = new_key_of(name, tenant=tenant, role=role, models=models, expires=expires, now_s=time.time())
+    limits = KeyLimits(requests_per_minute, tokens_per_minute, streams)
+    wish = new_key_of(name, tenant=tenant, role=role, models=models, expires=expires, now_s=time.time(), limits=limits)
     with open_keys(keys) as store:
         key = store.create(wish)
         [record] = store.find([key.id])
@@ -102,7 +116,7 @@ def revoke(
         typer.echo(f"key {record.id} of {record.name} is revoked since {_time(record.revoked_at_s)}")
 
 
-_HEADERS = ("id", "name", "state", "role", "tenant", "models", "created", "expires", "last used")
+_HEADERS = ("id", "name", "state", "role", "tenant", "models", "limits", "created", "expires", "last used")
 
 
 def _row(record: KeyRecord) -> tuple[str, ...]:
@@ -113,10 +127,20 @@ def _row(record: KeyRecord) -> tuple[str, ...]:
         record.role,
         record.tenant,
         "all" if record.models is None else ", ".join(sorted(record.models)),
+        _limits_shown(record.limits),
         _time(record.created_at_s) or "",
         _time(record.expires_at_s) or "never",
         _time(record.last_used_at_s) or "never",
     )
+
+
+def _limits_shown(limits: KeyLimits) -> str:
+    said = (
+        (limits.requests_per_minute, "requests/min"),
+        (limits.tokens_per_minute, "tokens/min"),
+        (limits.streams, "streams"),
+    )
+    return ", ".join(f"{most} {unit}" for most, unit in said if most is not None) or "none"
 
 
 def _told(record: KeyRecord) -> dict[str, object]:
@@ -127,6 +151,7 @@ def _told(record: KeyRecord) -> dict[str, object]:
         "role": record.role.value,
         "tenant": record.tenant,
         "models": None if record.models is None else sorted(record.models),
+        "limits": record.limits._asdict(),
         "created_at": _time(record.created_at_s),
         "expires_at": _time(record.expires_at_s),
         "revoked_at": _time(record.revoked_at_s),

@@ -18,6 +18,7 @@ def upgrade() -> None:
         sa.Column("tenant", sa.Text, nullable=False),
         sa.Column("role", sa.Text, nullable=False),
         sa.Column("models", sa.JSON(none_as_null=True)),
+        sa.Column("limits", sa.JSON, nullable=False),
         sa.Column("created_at_s", sa.BigInteger, nullable=False),
         sa.Column("expires_at_s", sa.BigInteger),
         sa.Column("revoked_at_s", sa.BigInteger),

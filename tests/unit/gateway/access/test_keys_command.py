@@ -54,10 +54,12 @@ def test_a_key_is_printed_once_and_nothing_else_on_standard_output(
 
 def test_what_a_key_may_do_is_in_the_json_of_each_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--tenant", "acme", "--role", "admin", "--models", "code,chat", "--expires", "90d", "--json")
+    options += ("--requests-per-minute", "60", "--streams", "8")
     made = Done(capsys, "keys", "create", "ci", "--keys", file, *options).json
     assert KEY.fullmatch(made.pop("key") + "\n")
     assert (made["name"], made["tenant"], made["role"]) == ("ci", "acme", "admin")
     assert (made["models"], made["state"]) == (["chat", "code"], "valid")
+    assert made["limits"] == {"requests_per_minute": 60, "tokens_per_minute": None, "streams": 8}
     assert made["expires_at"] > made["created_at"] > "2026"
     assert Done(capsys, "keys", "list", "--keys", file, "--json").json == [made]
     revoked = Done(capsys, "keys", "revoke", made["id"], "--keys", file, "--json").json
@@ -70,8 +72,8 @@ def test_the_list_is_a_table(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     Done(capsys, "keys", "create", "ci", "--keys", file, "--models", "chat,code", "--expires", "1d")
     header, alice, ci = Done(capsys, "keys", "list", "--keys", file).out.splitlines()
     assert header.split()[:4] == ["id", "name", "state", "role"]
-    assert re.fullmatch(r"[0-9a-z]{12}  alice  valid  user  +all  +\S+Z  never  +never *", alice)
-    assert re.search(r"ci +valid  user  +chat, code  \S+Z  \S+Z  never", ci)
+    assert re.fullmatch(r"[0-9a-z]{12}  alice  valid  user  +all  +none  +\S+Z  never  +never *", alice)
+    assert re.search(r"ci +valid  user  +chat, code  .*\S+Z  \S+Z  never", ci)
 
 
 def test_an_empty_list_says_how_to_make_a_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
