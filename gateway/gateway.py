@@ -94,7 +94,7 @@ class Gateway:
             generation = Generation(client, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
             answering = Answering(self.models, generation, metrics)
-            sockets = ResponseSockets(answering, max_bytes=self._limits.max_body_bytes)
+            sockets = ResponseSockets(answering, callers, max_bytes=self._limits.max_body_bytes)
             server = HttpServer(
                 _routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
                 callers=callers,

@@ -9,7 +9,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from clients.openai_api.api_error import ApiError, body_of_json
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.response_events import Event, ResponseEvents
 from clients.openai_api.response_items import messages_of_output
-from gateway.access.caller import Caller
+from gateway.access.caller import Caller, Callers
 from gateway.answering import Answering, asked_by, broken
 from trireme.base.errors import ServingError
 
@@ -36,14 +37,15 @@ class ResponseSockets:
 
     Args:
         answering: asks the models.
+        callers: who a caller is; asked anew for each message, for a key may be revoked while its connection stays.
         max_bytes: of a message of the caller.
     """
 
-    def __init__(self, answering: Answering, *, max_bytes: int) -> None:
-        self._answering, self._max_bytes = answering, max_bytes
+    def __init__(self, answering: Answering, callers: Callers, *, max_bytes: int) -> None:
+        self._answering, self._callers, self._max_bytes = answering, callers, max_bytes
         self._open: set[web.WebSocketResponse] = set()
 
-    async def converse(self, request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
+    async def converse(self, request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Answer the messages of a connection, one after the other, until either side ends it.
 
         Raises:
@@ -57,7 +59,8 @@ class ResponseSockets:
         self._open.add(socket)
         waiting = asyncio.Queue[bytes](_MAX_WAITING)
         reading = asyncio.create_task(_read(socket, waiting))
-        answering = asyncio.create_task(_Conversation(self._answering, caller).answer_all(waiting, socket))
+        find = partial(self._callers.find, request.headers.get("Authorization", ""))
+        answering = asyncio.create_task(_Conversation(self._answering, find).answer_all(waiting, socket))
         try:  # whichever ends first: the caller, who is heard while an answer is written, too
             await asyncio.wait([reading, answering], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -77,8 +80,8 @@ class ResponseSockets:
 class _Conversation:
     """The responses of one connection, and what the next one may go on from."""
 
-    def __init__(self, answering: Answering, caller: Caller) -> None:
-        self._answering, self._caller = answering, caller
+    def __init__(self, answering: Answering, find_caller: Callable[[], Awaitable[Caller]]) -> None:
+        self._answering, self._find_caller = answering, find_caller
         self._last_id = ""
         self._messages: list[dict[str, object]] = []  # of the last response and all before it
 
@@ -91,8 +94,8 @@ class _Conversation:
     async def _answer(self, data: bytes, socket: web.WebSocketResponse) -> None:
         """Send the events of one response, or an error; the connection stays."""
         try:
-            asked = self._asked(data)
-            await self._respond(asked, socket)
+            caller = await self._find_caller()
+            await self._respond(self._asked(data), caller, socket)
         except ApiError as exc:
             self._answering.metrics.note_error(exc.code)
             await socket.send_str(_error(exc))
@@ -111,10 +114,10 @@ class _Conversation:
         body = {**fields, "stream": True, "previous_response_id": None}
         return asked_by(Endpoint.RESPONSES, body, earlier=earlier)
 
-    async def _respond(self, asked: Asked, socket: web.WebSocketResponse) -> None:
-        answer = self._answering.begin(asked, self._caller)
+    async def _respond(self, asked: Asked, caller: Caller, socket: web.WebSocketResponse) -> None:
+        answer = self._answering.begin(asked, caller)
         events = ResponseEvents(asked, answer_id=secrets.token_hex(12), now_s=time.time(), model=answer.model.name)
-        with self._answering.reserved(answer, self._caller), answer.watching() as watch:
+        with self._answering.reserved(answer, caller), answer.watching() as watch:
             try:
                 await _send(socket, events.begin())
                 async with contextlib.aclosing(answer.chunks()) as chunks:

@@ -2,15 +2,21 @@
 """Responses over a WebSocket, by OpenAI's official client, before a scripted server."""
 
 import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kserve_server import HANG, KServeServer, response, story
 from openai import OpenAI
 from running_gateway import RunningGateway
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+
+from gateway.access.key_book import POLL_S
+from gateway.access.key_record import NewKey
+from gateway.access.key_store import KeyStore
 
 TEXT = "Once upon ünd"
 
@@ -126,3 +132,21 @@ def test_the_end_of_the_gateway_is_told(gateway: RunningGateway) -> None:
 def test_a_plain_get_is_told_to_post(gateway: RunningGateway) -> None:
     answer = gateway.call("GET", "/v1/responses")
     assert (answer.status, answer.json["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_a_key_that_is_revoked_is_refused_on_the_connection_that_it_opened(
+    server: KServeServer, tmp_path: Path
+) -> None:
+    with KeyStore(tmp_path / "keys.sqlite") as store, RunningGateway(server.url, keys=store) as gateway:
+        key = store.create(NewKey("alice"))
+        headers = {"Authorization": f"Bearer {key.text}"}
+        with connect(socket_url(gateway), additional_headers=headers) as connection:
+            connection.send('{"type": "response.create", "input": "Hi"}')
+            assert told(connection)[-1]["type"] == "response.incomplete"
+            store.revoke("alice")
+            time.sleep(2 * POLL_S)  # the promised second
+            connection.send('{"type": "response.create", "input": "Hi"}')
+            [error] = told(connection)
+            assert (error["status"], error["error"]["code"]) == (401, "key_revoked")
+        with pytest.raises(InvalidStatus):
+            connect(socket_url(gateway), additional_headers=headers)
