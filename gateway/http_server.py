@@ -126,8 +126,13 @@ class HttpServer:
             if route.method == method:
                 return route
         if allowed:
-            raise ApiError(f"{request.path} takes {allowed[0].method}, got {request.method[:16]}",
-                           code="method_not_allowed", status=405)  # fmt: skip
+            methods = ", ".join(sorted({each.method for each in allowed}))
+            raise ApiError(
+                f"{request.path} takes {methods}, got {request.method[:16]}",
+                code="method_not_allowed",
+                status=405,
+                headers={"Allow": methods},
+            )
         raise ApiError(f"there is no {request.path[:64]!r} here", code="not_found", status=404)
 
     def _refused(self, error: ApiError) -> web.Response:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paths that say which models there are."""
+"""The paths that say which models there are, and what the API is."""
 
 import time
 
@@ -7,11 +7,12 @@ from aiohttp import web
 
 from gateway.access.caller import Caller
 from gateway.json_answers import json_answer
+from gateway.openapi import description
 from gateway.served_models import ServedModel, ServedModels
 
 
 class ModelRoutes:
-    """The handlers of the list of models."""
+    """The handlers of the list of models and of the API's description."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -29,6 +30,10 @@ class ModelRoutes:
             ApiError: there is no such model, or the caller may not use it.
         """
         return json_answer(self._described(self._models.get(request.path.rpartition("/")[2], caller)))
+
+    async def describe_api(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
+        """Return the description of the API in OpenAPI's form."""
+        return json_answer(description())
 
     def _described(self, model: ServedModel) -> dict[str, object]:
         limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}

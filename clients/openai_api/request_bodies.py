@@ -63,12 +63,14 @@ class _Generated(Common, kw_only=True):
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-class _Completion(_Generated, kw_only=True):
+class CompletionBody(_Generated, kw_only=True):
+    """The body of `/v1/completions`; null means not given."""
+
     prompt: str | list[str | int | list[int]] | None = None
 
 
 class _Schema(msgspec.Struct, kw_only=True):
-    schema: dict[str, object]
+    schema: dict[str, Any]
     name: str = ""
     strict: bool | None = None
     description: str | None = None
@@ -79,7 +81,9 @@ class _Format(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     json_schema: _Schema | None = None
 
 
-class _Chat(_Generated, kw_only=True):
+class ChatBody(_Generated, kw_only=True):
+    """The body of `/v1/chat/completions`; null means not given."""
+
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
     response_format: _Format | None = None
@@ -109,14 +113,14 @@ def requests_of(
     """
     not_carried = {**_NOT_CARRIED, **(refused or {})}
     if endpoint is Endpoint.CHAT:
-        return _of_chat(read_fields(_with_plain_messages(body), _Chat, not_carried), base, chat_tokens)
-    parsed = read_fields(body, _Completion, not_carried)
+        return _of_chat(read_fields(_with_plain_messages(body), ChatBody, not_carried), base, chat_tokens)
+    parsed = read_fields(body, CompletionBody, not_carried)
     common = _common(parsed, base, parsed.max_tokens or COMPLETION_TOKENS)
     requests = tuple(msgspec.structs.replace(common, text_input=text) for text in _texts(parsed.prompt))
     return _asked(endpoint, parsed, requests)
 
 
-def _of_chat(parsed: _Chat, base: GenerateRequest, chat_tokens: int) -> Asked:
+def _of_chat(parsed: ChatBody, base: GenerateRequest, chat_tokens: int) -> Asked:
     wanted = parsed.response_format or _Format(type="text")
     schema = wanted.json_schema and wanted.json_schema.schema
     tools = offered_tools(parsed.tools or (), parsed.tool_choice)
@@ -198,7 +202,7 @@ def _texts(prompt: str | list[str | int | list[int]] | None) -> list[str]:
     return texts
 
 
-def _one_limit(chat: _Chat) -> int | None:
+def _one_limit(chat: ChatBody) -> int | None:
     if chat.max_tokens is not None and chat.max_completion_tokens not in {None, chat.max_tokens}:
         raise ApiError(
             f"max_tokens ({chat.max_tokens}) contradicts max_completion_tokens ({chat.max_completion_tokens}); send "

@@ -2,7 +2,7 @@
 """The items of a response's input: messages, calls of tools and their results, as messages of a chat."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,8 +25,11 @@ class OutputText(_Part, kw_only=True, forbid_unknown_fields=True, tag="output_te
     logprobs: list[Any] = []
 
 
-class ReasoningText(_Part, kw_only=True, forbid_unknown_fields=True, tag="reasoning_text"):
+class ReasoningText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A text of the model's thinking."""
+
+    type: Literal["reasoning_text"]
+    text: str
 
 
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
@@ -55,7 +58,7 @@ class CallOutput(
     """The result of a call."""
 
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText | OutputText]
     id: str | None = None
     status: str | None = None
 
@@ -63,8 +66,8 @@ class CallOutput(
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
     """The model's thinking before its next item."""
 
-    content: list[ReasoningText] = []
-    summary: list[Any] = []
+    content: list[ReasoningText] | None = None
+    summary: list[Any] | None = None
     id: str | None = None
     status: str | None = None
 
@@ -97,7 +100,7 @@ def messages_of(items: str | Sequence[Item], *, instructions: str | None) -> lis
     thought: str | None = None
     for index, item in enumerate(items):
         if isinstance(item, Reasoning):
-            thought = _joined(item.content) or None
+            thought = _joined(item.content or "") or None
             continue
         message = _message_of(item, f"input[{index}]")
         message.reasoning_content, thought = thought if message.role == "assistant" else None, None
@@ -140,5 +143,5 @@ def _for_template(message: ChatMessage) -> dict[str, object]:
         raise ApiError(f"input: {exc}", code="invalid_value", param="input") from exc
 
 
-def _joined(content: str | Sequence[_Part]) -> str:
+def _joined(content: str | Sequence[_Part | ReasoningText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -46,7 +46,9 @@ class _FunctionTool(Function, kw_only=True):
     type: Literal["function"]
 
 
-class _Response(Common, kw_only=True):
+class ResponseBody(Common, kw_only=True):
+    """The body of `/v1/responses`; null means not given."""
+
     input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: Positive | None = None
@@ -66,7 +68,7 @@ def response_request_of(body: Mapping[str, Any], *, base: GenerateRequest, chat_
     Raises:
         ApiError: it names the parameter, its value and what is allowed.
     """
-    parsed = read_fields({**body, "input": with_types(body.get("input"))}, _Response, _NOT_CARRIED)
+    parsed = read_fields({**body, "input": with_types(body.get("input"))}, ResponseBody, _NOT_CARRIED)
     if parsed.stream_options is not None and parsed.stream_options.include_usage is not None:
         message = "stream_options.include_usage is not for responses: each ends with its usage; leave it out"
         raise ApiError(message, code="unsupported_parameter", param="stream_options.include_usage")
@@ -96,7 +98,7 @@ def _as_tool(tool: _FunctionTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _echo(parsed: _Response, wanted: _Format) -> dict[str, Any]:
+def _echo(parsed: ResponseBody, wanted: _Format) -> dict[str, Any]:
     """Return what an answer repeats of its request, with OpenAI's defaults."""
     return {
         "instructions": parsed.instructions,

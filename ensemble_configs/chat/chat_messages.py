@@ -11,9 +11,10 @@ MAX_TOOLS = 128  # OpenAI's limit
 _ToolName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A part of a message's content; there is no other type than text."""
 
+    type: Literal["text"]
     text: str
 
 
@@ -44,7 +45,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     reasoning_content: str | None = None
     # An assistant's answer as clients send it back; both say nothing.
     refusal: None = None
-    annotations: Annotated[list[object], msgspec.Meta(max_length=0)] | None = None
+    annotations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
 
     def __post_init__(self) -> None:
         """Check what the types cannot say."""

@@ -53,8 +53,8 @@ def test_a_key_is_printed_once_and_nothing_else_on_standard_output(
 
 
 def test_what_a_key_may_do_is_in_the_json_of_each_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--tenant", "acme", "--role", "admin", "--models", "code,chat", "--expires", "90d", "--json")
-    options += ("--requests-per-minute", "60", "--streams", "8")
+    options = ["--tenant", "acme", "--role", "admin", "--models", "code,chat", "--expires", "90d", "--json"]
+    options += ["--requests-per-minute", "60", "--streams", "8"]
     made = Done(capsys, "keys", "create", "ci", "--keys", file, *options).json
     assert KEY.fullmatch(made.pop("key") + "\n")
     assert (made["name"], made["tenant"], made["role"]) == ("ci", "acme", "admin")
