@@ -97,11 +97,16 @@ def _split_cost(result: Document) -> str:
         return f"{one['median']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
 
     return markdown_table(
-        ["streams", "over no split", "tokens/s", "TTFT", "ITL p99"],
+        ["streams", "side", "over", "tokens/s", "TTFT", "ITL p99"],
         (
-            [str(row["streams"]), side, *(ratio(figures[name]) for name in ("throughput", "ttft", "itl_p99"))]
+            [
+                str(row["streams"]),
+                found["side"],
+                found["over"],
+                *(ratio(found[name]) for name in ("throughput", "ttft", "itl_p99")),
+            ]
             for row in result["rows"]
-            for side, figures in row["sides"].items()
+            for found in row["ratios"]
         ),
     )
 
