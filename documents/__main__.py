@@ -9,17 +9,15 @@ from documents import (
     contract_table,
     cost_cases_page,
     decision_pages,
-    gate_page,
-    gateway_page,
     performance_page,
     planner_page,
     quantization_page,
-    rollout_page,
     study_pages,
     support_table,
     trtllm_page,
 )
 from documents.reference import reference_pages
+from documents.serving_pages import gate_page, gateway_page, rollout_page
 
 PAGES = {
     contract_table.PAGE: contract_table.page,

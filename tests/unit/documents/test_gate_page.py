@@ -3,8 +3,8 @@
 
 from benchmarks.rollout_gate.gate_trials import SPEC, scenarios
 from benchmarks.rollout_gate.latency_models import load_models
-from documents.gate_page import PAGE
 from documents.results import Document, latest
+from documents.serving_pages.gate_page import PAGE
 
 
 def committed() -> Document:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`docs/gateway.md` says what the committed figures say, and those are what was promised."""
 
-from documents.gateway_page import cost_table
 from documents.results import latest
+from documents.serving_pages.gateway_page import cost_table
 
 
 def test_the_gateway_costs_no_more_than_was_promised() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from documents.__main__ import PAGES
-from documents.gate_page import page as gate_page
+from documents.serving_pages.gate_page import page as gate_page
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -2,7 +2,7 @@
 """`docs/rollouts.md` says what the committed figures say, and those are what was promised."""
 
 from documents.results import latest
-from documents.rollout_page import (
+from documents.serving_pages.rollout_page import (
     clients_table,
     kills_table,
     metrics_table,
