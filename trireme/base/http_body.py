@@ -29,18 +29,23 @@ async def body_of(request: web.BaseRequest, *, max_bytes: int, budget: ByteBudge
     if length > max_bytes:
         raise web.HTTPRequestEntityTooLarge(max_size=max_bytes, actual_size=length)
     budget.take(length)
+    try:
+        yield await _read(request, length=length, max_bytes=max_bytes)
+    finally:
+        budget.give(length)
+
+
+async def _read(request: web.BaseRequest, *, length: int, max_bytes: int) -> bytes:
     if request.headers.get("Expect", "").lower() == "100-continue":  # curl waits a second for it
         await request.writer.write(_GO_ON)
         request.writer.output_size = 0
+    body = bytearray()
     try:
         async with asyncio.timeout(_BODY_S + (length or max_bytes) / _LEAST_BYTES_PER_S):
-            body = bytearray()
             async for piece in request.content.iter_chunked(_PIECE_BYTES):
                 body += piece
                 if len(body) > max_bytes:
                     raise web.HTTPRequestEntityTooLarge(max_size=max_bytes, actual_size=len(body))
-        yield bytes(body)
     except TimeoutError as exc:
         raise RequestError("the body did not come in time", field="body") from exc
-    finally:
-        budget.give(length)
+    return bytes(body)
