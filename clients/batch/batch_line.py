@@ -8,7 +8,7 @@ import msgspec
 from clients.batch.input_file import MAX_LINE_BYTES
 from clients.batch.line_error import LineError
 from clients.infer_messages import GenerateRequest
-from clients.openai_api.api_error import ApiError, shown
+from clients.openai_api.api_error import ApiError, body_of_json, shown
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.body_fields import Refused
 from clients.openai_api.request_bodies import requests_of
@@ -100,12 +100,9 @@ def custom_id_of(line: bytes | None) -> str | None:
 
 def _object(line: bytes) -> dict[str, object]:
     try:
-        fields = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise LineError(f"the line is not JSON: {exc}", code="invalid_json") from exc
-    if not isinstance(fields, dict):
-        raise LineError(f"the line must be a JSON object, got {shown(fields)}", code="invalid_json")
-    return fields
+        return body_of_json(line, what="the line")
+    except ApiError as exc:
+        raise LineError(exc.message, code=exc.code) from exc
 
 
 def _invalid(param: str, message: str) -> LineError:

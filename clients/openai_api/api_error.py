@@ -122,8 +122,8 @@ def _unavailable(error: Unavailable) -> ApiError:
     return ApiError(error.message, code="unavailable", status=503, retry_after_s=retry_s)
 
 
-def body_of_json(data: bytes) -> dict[str, object]:
-    """Return the object that a body holds.
+def body_of_json(data: bytes, *, what: str = "the body") -> dict[str, object]:
+    """Return the object that a body holds. Args: `what`: name of the body in messages.
 
     Raises:
         ApiError: it is not JSON, or no object.
@@ -131,9 +131,9 @@ def body_of_json(data: bytes) -> dict[str, object]:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ApiError(f"the body is not JSON: {exc}", code="invalid_json") from exc
+        raise ApiError(f"{what} is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(body, dict):
-        raise ApiError(f"the body must be a JSON object, got {shown(body)}", code="invalid_json")
+        raise ApiError(f"{what} must be a JSON object, got {shown(body)}", code="invalid_json")
     return body
 
 
