@@ -34,7 +34,7 @@ class Content:
 
 
 class Request:
-    """What is looked at of a request."""
+    """Hold what the reader of a body looks at of a request."""
 
     content_length = LARGE
     content = Content()
