@@ -29,6 +29,7 @@ from benchmarks.support.costless_server import demo_tokenizer
 from benchmarks.support.report import environment, write_result
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
+from clients.infer_messages import PINNING_MODEL
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.server_control import ServerControl
@@ -42,6 +43,7 @@ from trireme.base.unix_socket import CONTROL_SOCKET
 
 SPEC = GateSpec(fade_s=2.0)
 _STABLE, _EQUAL, _SLOWER = 1, 2, 3
+_MODELS = ("ensemble", PINNING_MODEL)  # for requests that name no release, and for those that name one
 _LIKE, _LONGER = "equal", "steps 10 % longer"
 _NAME = "gate_server_trials"
 _STEP_MS, _TIMES_SLOWER = 4.0, 1.1
@@ -122,7 +124,7 @@ class Load(threading.Thread):
             exclude_input_in_output=True,
         )
         try:
-            async for _ in client.generate(request, model="ensemble", release=release):
+            async for _ in client.generate(request, model=_MODELS[release is not None], release=release):
                 pass
         except ServingError as exc:
             self.num_answers[type(exc).__name__] += 1
@@ -280,6 +282,9 @@ def main(
         with ThreadPoolExecutor(servers) as pool:
             for done in [pool.submit(_run_all, trials, todo, ended) for trials, _ in found]:
                 done.result()
+    answers = sum((load.num_answers for load in loads), Counter[str]())
+    if set(answers) != {"answered"}:  # the arms would not have the loads that the result says
+        raise RuntimeError(f"requests failed: {dict(answers)}")
     ends = list(ended.queue)
     result = {
         "benchmark": "gate_server_trials",
@@ -291,7 +296,7 @@ def main(
         "requests_per_s": per_s,
         "beside_per_s": beside_per_s,
         "step_times": _TIMES_SLOWER,
-        "answers": dict(sum((load.num_answers for load in loads), Counter[str]())),
+        "answers": dict(answers),
         "trials": [figures_of(name, [end for of, end in ends if of == name]) for name in (_LIKE, _LONGER)],
     }
     print(write_result("gate_server_trials", result))
