@@ -69,6 +69,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_generation_logits: bool | None = None
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
+    return_num_cached_tokens: bool | None = None
     return_finish_reason: bool | None = None
     return_release: bool | None = None
     # For a deployment with admission.
@@ -101,6 +102,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     cum_log_prob: float | None = None  # of all tokens up to here
     perf: dict[str, float] | None = None  # up to this chunk, by the outputs' names
     release: int | None = None  # that answers
+    num_cached_tokens: int | None = None  # of the prompt, with the last chunk, where the engine tells
 
 
 _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)
@@ -237,6 +239,7 @@ def _chunk(raw: dict[str, bytes], *, is_final: bool, received_ns: int) -> Genera
         received_ns=received_ns,
         sequence_index=_count(raw.get("sequence_index")),
         release=_count(raw.get("release")),
+        num_cached_tokens=_count(raw.get("num_cached_tokens")),
         log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
         cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
         perf={name: _one(name, raw[name]) for name in _PERF if name in raw}

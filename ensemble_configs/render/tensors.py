@@ -123,6 +123,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("min_length", INT32, field="min_tokens"),  # until v0.19; genai-perf still sends it
     _option("return_num_input_tokens", BOOL, field="return_num_input_tokens"),
     _option("return_num_output_tokens", BOOL, field="return_num_output_tokens"),
+    _option("return_num_cached_tokens", BOOL, field="return_num_cached_tokens"),  # ours
     _option("return_finish_reason", BOOL, field="return_finish_reason"),  # ours
     _option("return_release", BOOL, field="return_release"),  # ours
     _option("num_return_sequences", INT32, field="num_return_sequences"),
@@ -268,6 +269,8 @@ RESULT_TENSORS: tuple[Tensor, ...] = (
             ("total_draft_tokens", INT32, (1,), "return_perf_metrics"),
             ("num_input_tokens", INT32, (1,), "return_num_input_tokens"),
             ("num_output_tokens", INT32, (1,), "return_num_output_tokens"),
+            # Ours: with the last response, and not at all where the engine does not tell.
+            ("num_cached_tokens", INT32, (1,), "return_num_cached_tokens"),
             ("finish_reason", STRING, (1,), "return_finish_reason"),  # ours
             ("release", INT32, (1,), "return_release"),  # ours: it may be another one than the model's version
         )

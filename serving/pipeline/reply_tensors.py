@@ -64,6 +64,8 @@ def result_tensors(reply: Reply) -> dict[str, Array]:
         tensors["num_input_tokens"] = np.array([[reply.num_input_tokens]], dtype=np.int32)
     if reply.num_output_tokens is not None:
         tensors["num_output_tokens"] = np.array([[reply.num_output_tokens]], dtype=np.int32)
+    if reply.num_cached_tokens is not None:
+        tensors["num_cached_tokens"] = np.array([[reply.num_cached_tokens]], dtype=np.int32)
     if reply.log_probs is not None:
         tensors |= _log_prob_tensors(reply)
     if reply.batch_index is not None:

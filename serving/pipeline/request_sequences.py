@@ -139,6 +139,7 @@ class RequestSequences:
             stream_name=origin.stream_name,
             sequence_index=index,
             release=self._release,
+            kv_block_tokens=self._kv_block_tokens,
         )
         return request, running
 

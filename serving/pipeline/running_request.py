@@ -26,6 +26,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     is_final: bool
     num_input_tokens: int | None = None  # None: not asked for, as for every field below
     num_output_tokens: int | None = None  # generated tokens in this reply
+    num_cached_tokens: int | None = None  # of the prompt, with the last reply, where the engine tells
     finish_reason: FinishReason | None = None  # with the last reply
     release: int | None = None  # that answers
     stream_state: StreamState | None = None
@@ -78,6 +79,7 @@ class RunningRequest:
     stream_name: str = ""  # given by the server's frontend, which reports by it that the client has left
     sequence_index: int = 0  # among those of one prompt; each has a stream of its own
     release: int = 0
+    kv_block_tokens: int = 0
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None
     is_unread: bool = False  # its client has gone for certain: the server's frontends drop what comes
@@ -149,6 +151,7 @@ class RunningRequest:
             is_final=is_final,
             num_input_tokens=len(options.input_ids) if options.return_num_input_tokens else None,
             num_output_tokens=_num_tokens(token_ids, beams) if options.return_num_output_tokens else None,
+            num_cached_tokens=self._num_cached_tokens(chunk) if is_final and options.return_num_cached_tokens else None,
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
             release=self.release if options.return_release else None,
             stream_state=self._stream_state(is_final, len(prompt)),
@@ -176,6 +179,11 @@ class RunningRequest:
             perf = _NOTHING_YET  # it was stopped before it began, and its client looks at each output
         # The engine sees a request only when its step is over, which may take a while.
         return None if perf is None else msgspec.structs.replace(perf, arrival_time_ns=self.observer.arrival_ns)
+
+    def _num_cached_tokens(self, chunk: TokenChunk) -> int | None:
+        cached = None if chunk.perf is None else chunk.perf.cached_tokens(self.kv_block_tokens)
+        # TensorRT-LLM counts a block that is found in part as one.
+        return None if cached is None else min(cached, len(self.options.input_ids))
 
     def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
         if self.context is None:

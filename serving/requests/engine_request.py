@@ -42,6 +42,7 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     exclude_input_in_output: bool | None = None  # None: the deployment's default
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
+    return_num_cached_tokens: bool = False
     return_finish_reason: bool = False
     return_release: bool = False
     return_perf_metrics: bool = False

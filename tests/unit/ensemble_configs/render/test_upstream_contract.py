@@ -37,7 +37,8 @@ MULTIMODAL = {
 }  # fmt: skip
 OURS = {
     "messages", "MESSAGES", "tools", "TOOLS", "lora_name", "return_finish_reason", "finish_reason", "return_release",
-    "release", "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE",
+    "release", "return_num_cached_tokens", "num_cached_tokens",
+    "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE",
     *(row.engine for row in SCHEDULING_INPUTS),
 }  # fmt: skip
 OLD_NAMES = {"random_seed", "min_length", "return_kv_cache_reuse_stats"}

@@ -113,6 +113,7 @@ VALUES: dict[str, tuple[object, object]] = {
     "min_length": (3, 3),
     "return_num_input_tokens": (True, True),
     "return_num_output_tokens": (True, True),
+    "return_num_cached_tokens": (True, True),
     "return_finish_reason": (True, True),
     "return_release": (True, True),
     "num_return_sequences": (3, 3),
