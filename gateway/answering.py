@@ -3,82 +3,36 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from clients.infer_messages import GenerateRequest
-from clients.openai_api.answer_deltas import AnswerDeltas
 from clients.openai_api.api_error import ApiError, api_error, is_of_the_operator
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.request_bodies import requests_of
 from clients.openai_api.responses_body import response_request_of
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
-from gateway.gateway_metrics import GatewayMetrics, RequestWatch
-from gateway.generation import Chunks, Generation
-from gateway.limits.limiter import Limiter, Reservation
-from gateway.served_models import ServedModel, ServedModels
+from gateway.allowances import Allowances
+from gateway.answer import Answer
+from gateway.generation import Generation
+from gateway.running_answer import CLIENT_GONE, Observers, RunningAnswer
+from gateway.served_models import ServedModels
 from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.gateway")
 
-CLIENT_GONE = "client_gone"  # in the metrics
-
-# For the reservation alone: what is not taken comes back with the end of the request.
-_CHARS_PER_TOKEN = 4
-_USUAL_ANSWER = 512  # of one that may be as long as the model allows
-
-# OpenTelemetry has no name for responses: they are chats.
-_OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion", Endpoint.RESPONSES: "chat"}
 _BASE = GenerateRequest(
     max_tokens=1,
     exclude_input_in_output=True,
     return_num_input_tokens=True,
     return_num_output_tokens=True,
+    return_num_cached_tokens=True,
     return_finish_reason=True,
 )
-
-
-class Answer:
-    """An answer that has not begun yet.
-
-    Attributes:
-        asked: what was asked for.
-        model: that answers.
-        deltas: reads the chunks.
-    """
-
-    def __init__(self, asked: Asked, model: ServedModel, generation: Generation, metrics: GatewayMetrics) -> None:
-        self.asked, self.model = asked, model
-        self.deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)])
-        self._generation, self._metrics = generation, metrics
-
-    def chunks(self) -> Chunks:
-        """Yield each chunk with the index of its request; closing the iterator cancels the requests on the server.
-
-        Raises:
-            ServingError: one of the requests failed; the others are cancelled.
-        """
-        return self._generation.chunks(self.asked, self.model)
-
-    @contextmanager
-    def watching(self) -> Iterator[RequestWatch]:
-        """Watch the answer to the end of the block, and make its failure one of the API."""
-        with self._metrics.watching(_OPERATIONS[self.asked.endpoint], self.model.name) as watch:
-            try:
-                yield watch
-            except ServingError as exc:
-                if is_of_the_operator(exc):
-                    _log.error("%s", exc.message)
-                error = api_error(exc, is_chat=self.asked.is_chat)
-                watch.error = error.code
-                raise error from exc
-            except asyncio.CancelledError:
-                watch.error = CLIENT_GONE
-                raise
 
 
 class Answering:
@@ -87,12 +41,15 @@ class Answering:
     Args:
         models: that callers may name.
         generation: asks the server.
-        metrics: of the gateway.
+        observers: are told of each request.
+        allowances: of the callers.
     """
 
-    def __init__(self, models: ServedModels, generation: Generation, metrics: GatewayMetrics) -> None:
-        self.models, self.metrics = models, metrics
-        self._generation, self._limiter = generation, Limiter()
+    def __init__(
+        self, models: ServedModels, generation: Generation, observers: Observers, allowances: Allowances
+    ) -> None:
+        self.models, self.metrics = models, observers.metrics
+        self._generation, self._observers, self._allowances = generation, observers, allowances
 
     def begin(self, asked: Asked, caller: Caller) -> Answer:
         """Return the answer to what is asked.
@@ -101,23 +58,43 @@ class Answering:
             ApiError: there is no such model, it is not for this caller, or it cannot do what is asked.
         """
         model = self.models.get(asked.model, caller)
+        changes: dict[str, Any] = {}
         if model.has_admission and caller.tenant:  # whose share of the server it is
-            requests = tuple(msgspec.structs.replace(each, tenant=caller.tenant) for each in asked.requests)
+            changes["tenant"] = caller.tenant
+        if self._observers.ledger is not None:
+            changes["return_release"] = True
+        if changes:
+            requests = tuple(msgspec.structs.replace(each, **changes) for each in asked.requests)
             asked = msgspec.structs.replace(asked, requests=requests)
-        return Answer(asked, model, self._generation, self.metrics)
+        return Answer(asked, model, self._generation)
 
-    @contextmanager
-    def reserved(self, answer: Answer, caller: Caller) -> Iterator[Reservation]:
-        """Reserve what an answer may take of its caller's limits to the end of the block, and settle what it took.
+    @asynccontextmanager
+    async def running(self, answer: Answer, caller: Caller) -> AsyncIterator[RunningAnswer]:
+        """Give an answer inside the block: its caller's limits hold a place for it, and its end is told.
 
         Raises:
-            ApiError: 429: a limit is reached.
+            ApiError: a limit or a budget is reached (429), or the answer failed before its first byte.
         """
-        with self._limiter.reserve(caller.key_id, caller.limits, tokens=_estimate(answer.asked)) as reservation:
+        async with self._allowances.reserved(answer, caller) as reserved:
+            running = RunningAnswer(
+                answer.id, answer.asked, answer.model, answer.deltas, caller, self._observers, reserved
+            )
             try:
-                yield reservation
+                yield running
+            except ServingError as exc:
+                if is_of_the_operator(exc):
+                    _log.error("%s", exc.message)
+                error = api_error(exc, is_chat=answer.asked.is_chat)
+                running.fail(error.code)
+                raise error from exc
+            except (asyncio.CancelledError, ConnectionError):
+                running.fail(CLIENT_GONE)
+                raise
+            except Exception:
+                running.fail("server_error")
+                raise
             finally:
-                reservation.settle(answer.deltas.usage.total_tokens)
+                running.end()
 
 
 def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[Mapping[str, Any]] = ()) -> Asked:
@@ -140,16 +117,6 @@ def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[M
             for request in requests
         ]
     return msgspec.structs.replace(asked, requests=tuple(requests))
-
-
-def _estimate(asked: Asked) -> int:
-    """Return how many tokens a body may take, before a tokenizer has seen it."""
-    total = 0
-    for request in asked.requests:
-        most = _USUAL_ANSWER if request.max_tokens == AS_MANY_AS_FIT else request.max_tokens
-        num_chars = request.num_prompt_chars + (len(msgspec.json.encode(request.tools)) if request.tools else 0)
-        total += num_chars // _CHARS_PER_TOKEN + most * asked.n
-    return total
 
 
 def broken(cause: Exception, asked: Asked) -> ApiError:

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import socket
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from clients.access import NO_ACCESS, Access
@@ -12,15 +13,24 @@ from clients.tls_context import check_access
 from gateway.access.caller import Callers
 from gateway.access.key_book import GRACE_S, KeyBook
 from gateway.access.token_file import TokenFile
+from gateway.allowances import Allowances
 from gateway.answering import Answering
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.generation import Generation
 from gateway.health_routes import HealthRoutes
 from gateway.http_server import HttpServer, Route
+from gateway.ledger.budgets import Budgets
+from gateway.ledger.ledger import Ledger
+from gateway.limits.limit_keeper import LimitKeeper
+from gateway.limits.limiter import Limiter
+from gateway.limits.redis_place import RedisPlace
 from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
 from gateway.response_socket import ResponseSockets
+from gateway.running_answer import Observers
 from gateway.served_models import ServedModels
+from gateway.servers.server import Server
+from gateway.servers.server_pool import ServerPool
 from trireme.base.http_access import HttpAccess
 
 if TYPE_CHECKING:
@@ -35,6 +45,7 @@ class Limits(NamedTuple):
         max_body_bytes: of a request.
         max_connections: of all callers.
         exit_timeout_s: how long running requests may go on once the gateway is told to end.
+        has_affinity: whether prompts go to the server that had their beginnings.
         keys_grace_s: how long known keys are accepted while their database is away.
     """
 
@@ -42,6 +53,7 @@ class Limits(NamedTuple):
     max_body_bytes: int = 8 << 20
     max_connections: int = 4096
     exit_timeout_s: float = 30.0
+    has_affinity: bool = True
     keys_grace_s: float = GRACE_S
 
 
@@ -52,10 +64,12 @@ class Gateway:
     """A gateway in front of one server.
 
     Args:
-        url: of Triton's gRPC endpoint, as `AsyncTritonClient` takes it.
-        server_access: certificates and key for it.
+        urls: of the gRPC endpoints of one Triton or several that serve alike, as `AsyncTritonClient` takes them.
+        server_access: certificates and key for them.
         access: the certificate that callers see, and the file of keys that they bring.
         keys: store of the keys that they bring, in place of a file; whoever opened it closes it.
+        ledger: of the requests; whoever entered it leaves it. None: none is kept.
+        redis: has the use of limits, for several gateways; None: this process has it.
 
     Raises:
         SpecError: a file of either access cannot be used.
@@ -65,17 +79,19 @@ class Gateway:
         self,
         models: ServedModels,
         *,
-        url: str,
+        urls: Sequence[str],
         server_access: Access = NO_ACCESS,
         access: HttpAccess = _OPEN,
         keys: "KeyStore | None" = None,
+        ledger: Ledger | None = None,
+        redis: RedisPlace | None = None,
         limits: Limits = _USUAL,
     ) -> None:
         check_access(server_access)
         access.keys()
         self.models = models
-        self._url, self._server_access, self._access, self._limits = url, server_access, access, limits
-        self._keys = keys
+        self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
+        self._keys, self._ledger, self._redis = keys, ledger, redis
         self._tls = access.tls()
 
     @property
@@ -90,10 +106,21 @@ class Gateway:
             Unavailable: the database of keys is away at the start.
         """
         metrics = GatewayMetrics()
-        async with self._callers() as callers, AsyncTritonClient(self._url, access=self._server_access) as client:
-            generation = Generation(client, timeout_s=self._limits.timeout_s)
+        if self._ledger is not None:
+            metrics.watch_ledger(self._ledger.num_waiting_bytes)
+        async with (
+            self._callers() as callers,
+            self._limiter() as limiter,
+            self._budgets() as budgets,
+            self._pool() as pool,
+        ):
+            if len(pool.servers) > 1:
+                metrics.watch_servers(pool.servers)
+            generation = Generation(pool, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
-            answering = Answering(self.models, generation, metrics)
+            answering = Answering(
+                self.models, generation, Observers(metrics, self._ledger), Allowances(limiter, budgets)
+            )
             sockets = ResponseSockets(answering, callers, max_bytes=self._limits.max_body_bytes)
             server = HttpServer(
                 _routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
@@ -111,6 +138,23 @@ class Gateway:
         if self._keys is None:
             return contextlib.nullcontext(TokenFile(self._access))
         return KeyBook(self._keys, grace_s=self._limits.keys_grace_s)
+
+    @contextlib.asynccontextmanager
+    async def _pool(self) -> AsyncIterator[ServerPool]:
+        async with contextlib.AsyncExitStack() as stack:
+            servers = []
+            for url in self._urls:
+                client = await stack.enter_async_context(AsyncTritonClient(url, access=self._server_access))
+                servers.append(Server(url, client, {model.triton_model for model in self.models}))
+            pool = ServerPool(servers, has_affinity=self._limits.has_affinity)
+            await stack.enter_async_context(pool.followed())
+            yield pool
+
+    def _limiter(self) -> contextlib.AbstractAsyncContextManager[LimitKeeper]:
+        return contextlib.nullcontext(Limiter()) if self._redis is None else self._redis.limiter()
+
+    def _budgets(self) -> contextlib.AbstractAsyncContextManager[Budgets | None]:
+        return contextlib.nullcontext(None) if self._ledger is None else Budgets(self._ledger.store)
 
 
 def _routes(openai: OpenAiRoutes, sockets: ResponseSockets, models: ModelRoutes, health: HealthRoutes) -> list[Route]:

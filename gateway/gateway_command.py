@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,19 +20,29 @@ from gateway.access.key_book import GRACE_S, LEAST_GRACE_S
 from gateway.access.open_keys import open_keys
 from gateway.access.session_key import session_key
 from gateway.gateway import Gateway, Limits
+from gateway.ledger.ledger import Ledger, journal_of
+from gateway.ledger.open_ledger import open_ledger
+from gateway.limits.redis_place import RedisPlace
 from gateway.served_models import models_of
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess, is_loopback
 from trireme.base.http_thread import listen
+
+DEFAULT_URL = "localhost:8001"
 
 
 def serve(
     deployment: Annotated[
         Path, typer.Option(help="Deployment file of the server.", show_default="the demo model's, demo_cpu.yaml")
     ] = DEFAULT_DEPLOYMENT,
-    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")] = (
-        "localhost:8001"
-    ),
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS. Again for each of several servers "
+            "that serve alike.",
+            show_default="localhost:8001",
+        ),
+    ] = None,
     server_ca_file: Annotated[
         Path | None, typer.Option(help="PEM file of the authorities to trust there.", show_default="public ones")
     ] = None,
@@ -61,6 +72,29 @@ def serve(
             help="How long known keys are accepted while their database is away, in seconds.", min=LEAST_GRACE_S
         ),
     ] = GRACE_S,
+    limits: Annotated[
+        str | None,
+        typer.Option(
+            help="Redis that has the use of limits, for several gateways: redis://HOST:PORT/NUMBER, rediss:// with "
+            "TLS; its password comes from REDISCLI_AUTH.",
+            show_default="each process counts for itself",
+        ),
+    ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            help="Write each request with its tokens and its cost down, for `trireme gateway usage`: a file, or "
+            "postgresql://USER@HOST:PORT/DATABASE; may be that of --keys.",
+            show_default="none is kept",
+        ),
+    ] = None,
+    ledger_journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder on this machine's disk where requests wait for the ledger's database.",
+            show_default="build/NAME/ledger_journal",
+        ),
+    ] = None,
     has_session_key: Annotated[
         bool,
         typer.Option(
@@ -72,6 +106,13 @@ def serve(
     timeout_s: Annotated[float, typer.Option(help="Longest time of a request, in seconds.", min=1)] = 600.0,
     max_body_bytes: Annotated[int, typer.Option(help="Longest body of a request.", min=1024)] = 8 << 20,
     max_connections: Annotated[int, typer.Option(help="Most connections of callers.", min=1)] = 4096,
+    has_affinity: Annotated[
+        bool,
+        typer.Option(
+            "--affinity/--no-affinity",
+            help="With several servers: send a conversation to the one that has its beginning in its KV cache.",
+        ),
+    ] = True,
     exit_timeout_s: Annotated[
         float, typer.Option(help="How long running requests may go on at shutdown, in seconds.", min=0)
     ] = 30.0,
@@ -84,30 +125,41 @@ def serve(
       curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
           -d '{"messages": [{"role": "user", "content": "Hi"}], "stream": true}'
       trireme gateway serve --deployment mine.yaml --url grpcs://llm.example:443 --server-token-file key.txt
+      trireme gateway serve --deployment mine.yaml --url gpu1:8001 --url gpu2:8001
       trireme gateway serve --host 0.0.0.0 --cert-file tls.crt --key-file tls.key --keys keys.sqlite
+      trireme gateway serve --keys keys.sqlite --ledger ledger.sqlite
 
     \b
-    Exit codes: 0 ended by SIGTERM; 1 the database of keys is away; 2 the deployment, an address, a certificate or the
-    keys are wrong; 130 Ctrl-C.
+    Exit codes: 0 ended by SIGTERM; 1 a database is away at the start; 2 the deployment, an address, a certificate, the
+    keys or the ledger are wrong; 130 Ctrl-C.
     """
     ours = HttpAccess(cert_file=cert_file, key_file=key_file, token_file=token_file)
     _refuse_two_kinds_of_keys(keys, token_file)
     if has_session_key and keys is None:
         raise SpecError("--session-key is one of --keys; name these", field="session_key")
     _refuse_open_door(host, ours, keys)
-    models = models_of(load_deployment(deployment))
-    with contextlib.nullcontext() if keys is None else open_keys(keys) as store:
+    spec = load_deployment(deployment)
+    models = models_of(spec)
+    admits = spec.gateway.when_limits_are_away == "admit"
+    journal = ledger_journal or Path("build") / spec.name / "ledger_journal"
+    with (
+        contextlib.nullcontext() if keys is None else open_keys(keys) as store,
+        _ledger(ledger, journal) as written,
+    ):
         gateway = Gateway(
             models,
-            url=url,
+            urls=_distinct(url or [DEFAULT_URL]),
             server_access=_access(server_ca_file, server_token_file),
             access=ours,
             keys=store,
+            ledger=written,
+            redis=None if limits is None else RedisPlace(limits, admits_when_away=admits),
             limits=Limits(
                 timeout_s=timeout_s,
                 max_body_bytes=max_body_bytes,
                 max_connections=max_connections,
                 exit_timeout_s=exit_timeout_s,
+                has_affinity=has_affinity,
                 keys_grace_s=keys_grace_s,
             ),
         )
@@ -125,11 +177,27 @@ def serve(
             asyncio.run(_run(gateway, listener))
 
 
+@contextlib.contextmanager
+def _ledger(place: str | None, journal: Path) -> Iterator[Ledger | None]:
+    if place is None:
+        yield None
+        return
+    with open_ledger(place) as store, Ledger(store, journal_of(journal, store.place)) as ledger:
+        yield ledger
+
+
 async def _run(gateway: Gateway, listener: socket.socket) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await gateway.serve(listener, stop=stop)
+
+
+def _distinct(urls: list[str]) -> list[str]:
+    for url in urls:
+        if urls.count(url) > 1:
+            raise SpecError(f"--url {url} is given twice; name each server once", field="url", value=url)
+    return urls
 
 
 def _refuse_two_kinds_of_keys(keys: str | None, token_file: Path | None) -> None:

@@ -4,13 +4,14 @@
 Source: OpenTelemetry semantic conventions, generative AI, metrics (status: development), read 2026-04-27.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from clients.openai_api.answer_deltas import Piece, Usage
+from clients.openai_api.answer_deltas import Usage
+from gateway.request_watch import RequestWatch
+from gateway.servers.server import Server
 
 # The conventions' advice for the boundaries.
 _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -47,6 +48,31 @@ class GatewayMetrics:
             "trireme_gateway_errors", "Answers that were an error, by its code", ["code"], registry=self._registry
         )
 
+    def watch_ledger(self, num_waiting_bytes: Callable[[], int]) -> None:
+        """Show how much of the ledger's journal is not in its database."""
+        gauge = Gauge(
+            "trireme_gateway_ledger_waiting_bytes",
+            "Bytes of the ledger's journal that are not in its database",
+            registry=self._registry,
+        )
+        gauge.set_function(lambda: float(num_waiting_bytes()))
+
+    def watch_servers(self, servers: Sequence[Server]) -> None:
+        """Show how many requests run at each server, and whether it takes them."""
+        running = Gauge(
+            "trireme_gateway_server_running_requests", "Requests of this gateway at a server", ["server"],
+            registry=self._registry,
+        )  # fmt: skip
+        takes = Gauge(
+            "trireme_gateway_server_is_taking_requests",
+            "1: the server takes requests for every model; 0: not for all, or it failed and is left alone",
+            ["server"],
+            registry=self._registry,
+        )
+        for server in servers:
+            running.labels(server.url).set_function(functools.partial(_num_running, server))
+            takes.labels(server.url).set_function(functools.partial(_takes_all, server))
+
     def page(self) -> bytes:
         """Return the metrics as text for Prometheus."""
         return generate_latest(self._registry)
@@ -55,53 +81,30 @@ class GatewayMetrics:
         """Count an answer that is an error, or breaks off with one."""
         self._errors.labels(code).inc()
 
-    @contextmanager
-    def watching(self, operation: str, model: str) -> Iterator["RequestWatch"]:
-        """Watch a request from now to the end of the block."""
-        watch = RequestWatch()
+    def note_begin(self) -> None:
+        """Count a request that is being answered from now on."""
         self._running.inc()
-        try:
-            yield watch
-        finally:
-            self._running.dec()
-            self._note(watch, operation, model)
 
-    def _note(self, watch: "RequestWatch", operation: str, model: str) -> None:
-        now_s = time.monotonic()
-        self._duration_s.labels(operation, model, watch.error).observe(now_s - watch.begun_s)
-        for kind, count in (("input", watch.usage.prompt_tokens), ("output", watch.usage.completion_tokens)):
+    def note_end(self, operation: str, model: str, watch: RequestWatch, usage: Usage) -> None:
+        """Count a request that is over."""
+        self._running.dec()
+        assert watch.duration_s is not None
+        self._duration_s.labels(operation, model, watch.error).observe(watch.duration_s)
+        for kind, count in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
             if count:
                 self._tokens.labels(operation, model, kind).observe(count)
-        if watch.first_s is None:
-            return
-        self._ttft_s.labels(operation, model).observe(watch.first_s - watch.begun_s)
-        num_later = watch.usage.completion_tokens - 1
-        if num_later > 0 and not watch.error:
-            self._tpot_s.labels(operation, model).observe((watch.last_s - watch.first_s) / num_later)
+        if watch.ttft_s is not None:
+            self._ttft_s.labels(operation, model).observe(watch.ttft_s)
+        if (tpot_s := watch.tpot_s(usage.completion_tokens)) is not None:
+            self._tpot_s.labels(operation, model).observe(tpot_s)
 
     def _histogram(self, name: str, help_text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, help_text, labels, buckets=buckets, registry=self._registry)
 
 
-class RequestWatch:
-    """The facts of a request that is being answered.
+def _num_running(server: Server) -> float:
+    return server.num_running
 
-    Attributes:
-        usage: tokens so far.
-        error: code of the error that ended the request; "": none.
-    """
 
-    def __init__(self) -> None:
-        self.begun_s = time.monotonic()
-        self.first_s: float | None = None
-        self.last_s = 0.0
-        self.usage = Usage()
-        self.error = ""
-
-    def note(self, piece: Piece, usage: Usage) -> None:
-        """Note a piece that goes to the client now. Args: `usage`: the tokens with this piece."""
-        self.usage = usage
-        if piece.deltas:
-            self.last_s = time.monotonic()
-            if self.first_s is None:
-                self.first_s = self.last_s
+def _takes_all(server: Server) -> float:
+    return server.takes_all

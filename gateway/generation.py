@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.openai_api.asked import Asked
-from clients.streaming import AsyncTritonClient
 from gateway.served_models import ServedModel
+from gateway.servers.server_pool import ServerPool
 from trireme.base.errors import ServingError
 
 Chunks = AsyncGenerator[tuple[int, GenerateChunk], None]
@@ -17,23 +17,23 @@ _MAX_AHEAD = 64  # chunks that a slow reader has not taken, of a body with sever
 
 
 class Generation:
-    """The requests to one server.
+    """The requests to the servers.
 
     Args:
-        client: of the server; whoever made the client closes it.
+        pool: of the servers.
         timeout_s: for each request, waiting included.
     """
 
-    def __init__(self, client: AsyncTritonClient, *, timeout_s: float) -> None:
-        self._client, self._timeout_s = client, timeout_s
+    def __init__(self, pool: ServerPool, *, timeout_s: float) -> None:
+        self._pool, self._timeout_s = pool, timeout_s
 
     async def is_ready(self, model: ServedModel) -> bool:
-        """Return whether the server takes requests for a model now.
+        """Return whether a server takes requests for a model now.
 
         Raises:
-            AccessDenied: the server does not accept this process.
+            AccessDenied: the only server does not accept this process.
         """
-        return await self._client.is_ready(model=model.triton_model)
+        return await self._pool.is_ready(model.triton_model)
 
     def chunks(self, asked: Asked, model: ServedModel) -> Chunks:
         """Yield each chunk with the index of its request; closing the iterator cancels the requests on the server.
@@ -42,11 +42,11 @@ class Generation:
             ServingError: one of the requests failed; the others are cancelled.
         """
         if len(asked.requests) == 1:
-            return self._of_one(asked.requests[0], model)
+            return self._of_one(asked.requests[0], model, asked.session)
         return self._of_several(asked, model)
 
-    async def _of_one(self, request: GenerateRequest, model: ServedModel) -> Chunks:
-        async with contextlib.aclosing(self._ask(request, model)) as chunks:
+    async def _of_one(self, request: GenerateRequest, model: ServedModel, session: str) -> Chunks:
+        async with contextlib.aclosing(self._ask(request, model, session)) as chunks:
             async for chunk in chunks:
                 yield 0, chunk
 
@@ -55,7 +55,7 @@ class Generation:
 
         async def read(index: int, request: GenerateRequest) -> None:
             try:
-                async with contextlib.aclosing(self._ask(request, model)) as chunks:
+                async with contextlib.aclosing(self._ask(request, model, asked.session)) as chunks:
                     async for chunk in chunks:
                         await queue.put((index, chunk))
             except ServingError as exc:
@@ -78,5 +78,5 @@ class Generation:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    def _ask(self, request: GenerateRequest, model: ServedModel) -> AsyncGenerator[GenerateChunk, None]:
-        return self._client.generate(request, model=model.triton_model, timeout_s=self._timeout_s)
+    def _ask(self, request: GenerateRequest, model: ServedModel, session: str) -> AsyncGenerator[GenerateChunk, None]:
+        return self._pool.generate(request, model=model.triton_model, timeout_s=self._timeout_s, session=session)

@@ -4,9 +4,7 @@
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -19,9 +17,10 @@ from clients.openai_api.asked import Endpoint
 from clients.openai_api.response_events import ResponseEvents, ResponseStream
 from clients.openai_api.stream_events import StreamEvents
 from gateway.access.caller import Caller
-from gateway.answering import CLIENT_GONE, Answer, Answering, asked_by, broken
-from gateway.gateway_metrics import RequestWatch
+from gateway.answer import Answer
+from gateway.answering import Answering, asked_by, broken
 from gateway.json_answers import json_answer
+from gateway.running_answer import CLIENT_GONE, RunningAnswer
 from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.gateway")
@@ -63,11 +62,11 @@ class OpenAiRoutes:
             ApiError: the request is refused, or failed before its first byte.
         """
         answer = self._answering.begin(asked_by(Endpoint(request.path), body_of_json(body)), caller)
-        with self._answering.reserved(answer, caller) as reservation, answer.watching() as watch:
+        async with self._answering.running(answer, caller) as running:
             if answer.asked.is_streaming:
-                return await self._stream(request, answer, watch, headers=reservation.headers())
-            found = await _whole(answer, watch)
-        return json_answer(found, headers=reservation.headers())
+                return await self._stream(request, answer, running)
+            found = await _whole(answer)
+        return json_answer(found, headers=running.headers())  # with what the answer has taken
 
     async def embed(self, _request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
         """Refuse to make embeddings, by the name of the model that was asked for them.
@@ -83,17 +82,15 @@ class OpenAiRoutes:
             param="model",
         )
 
-    async def _stream(
-        self, request: web.BaseRequest, answer: Answer, watch: RequestWatch, *, headers: Mapping[str, str]
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.BaseRequest, answer: Answer, running: RunningAnswer) -> web.StreamResponse:
         """Send each chunk as events; what fails before the first one has an HTTP status of its own."""
         events = _events(answer)
-        sent = web.StreamResponse(headers={**_EVENTS, **headers})
+        sent = web.StreamResponse(headers={**_EVENTS, **running.headers()})
         try:
             async with contextlib.aclosing(answer.chunks()) as chunks:
                 async for index, chunk in chunks:
                     piece = answer.deltas.of(index, chunk)
-                    watch.note(piece, answer.deltas.usage)
+                    running.note(piece)
                     data = events.piece(piece)
                     if not sent.prepared:
                         data = events.begin() + data
@@ -101,9 +98,10 @@ class OpenAiRoutes:
                     if data:
                         await _write(sent, data)
             await sent.prepare(request)
+            running.end()
             await _write(sent, events.end(answer.deltas.usage))
         except (ConnectionError, TimeoutError):
-            watch.error = CLIENT_GONE
+            running.fail(CLIENT_GONE)
             _hang_up(request)
         except Exception as exc:  # an answer that has begun cannot become another one
             if not sent.prepared:
@@ -111,33 +109,32 @@ class OpenAiRoutes:
             if not isinstance(exc, ServingError):
                 _log.exception("a stream failed")
             error = broken(exc, answer.asked)
-            watch.error = error.code
+            running.fail(error.code)
+            running.end()
             self._answering.metrics.note_error(error.code)
             await _write(sent, events.error(error))
         return sent
 
 
-async def _whole(answer: Answer, watch: RequestWatch) -> dict[str, object]:
+async def _whole(answer: Answer) -> dict[str, object]:
     asked, deltas = answer.asked, answer.deltas
     received: list[list[GenerateChunk]] = [[] for _ in asked.requests]
     async with contextlib.aclosing(answer.chunks()) as chunks:
         async for index, chunk in chunks:
             received[index].append(chunk)
-    answer_id, now_s, model = secrets.token_hex(12), time.time(), answer.model.name
+    now_s, model = time.time(), answer.model.name
     if asked.endpoint is not Endpoint.RESPONSES:
-        body, watch.usage = answer_body(asked, received, deltas, answer_id=answer_id, now_s=now_s, model=model)
-        return body
-    response = ResponseEvents(asked, answer_id=answer_id, now_s=now_s, model=model)
+        return answer_body(asked, received, deltas, answer_id=answer.id, now_s=now_s, model=model)[0]
+    response = ResponseEvents(asked, answer_id=answer.id, now_s=now_s, model=model)
     for chunk in received[0]:
         response.piece(deltas.of(0, chunk))
-    watch.usage = deltas.usage
     response.end(deltas.usage)
     return response.response
 
 
 def _events(answer: Answer) -> AnswerEvents:
     make = ResponseStream if answer.asked.endpoint is Endpoint.RESPONSES else StreamEvents
-    return make(answer.asked, answer_id=secrets.token_hex(12), now_s=time.time(), model=answer.model.name)
+    return make(answer.asked, answer_id=answer.id, now_s=time.time(), model=answer.model.name)
 
 
 async def _write(sent: web.StreamResponse, data: bytes) -> None:

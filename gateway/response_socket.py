@@ -7,7 +7,6 @@ A connection remembers its last response alone: `previous_response_id` may name 
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -116,19 +115,21 @@ class _Conversation:
 
     async def _respond(self, asked: Asked, caller: Caller, socket: web.WebSocketResponse) -> None:
         answer = self._answering.begin(asked, caller)
-        events = ResponseEvents(asked, answer_id=secrets.token_hex(12), now_s=time.time(), model=answer.model.name)
-        with self._answering.reserved(answer, caller), answer.watching() as watch:
+        events = ResponseEvents(asked, answer_id=answer.id, now_s=time.time(), model=answer.model.name)
+        async with self._answering.running(answer, caller) as running:
             try:
                 await _send(socket, events.begin())
                 async with contextlib.aclosing(answer.chunks()) as chunks:
                     async for _, chunk in chunks:
                         piece = answer.deltas.of(0, chunk)
-                        watch.note(piece, answer.deltas.usage)
+                        running.note(piece)
                         await _send(socket, events.piece(piece))
+                running.end()
                 await _send(socket, events.end(answer.deltas.usage))
             except ServingError as exc:
                 error = broken(exc, asked)
-                watch.error = error.code
+                running.fail(error.code)
+                running.end()
                 self._answering.metrics.note_error(error.code)
                 await _send(socket, events.error(error))
                 return

@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from clients.openai_api.answer_deltas import Usage
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.answer_reader import AnswerReader
@@ -14,7 +15,9 @@ from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
 from ensemble_configs.spec.model_spec import ModelSpec
+from ensemble_configs.spec.price_spec import PriceSpec
 from gateway.access.caller import Caller
+from gateway.ledger.prices import cost_nano_usd
 from trireme.base.errors import ServingError, SpecError
 
 
@@ -29,6 +32,7 @@ class ServedModel(NamedTuple):
         is_reasoning: answers may begin with reasoning.
         begins_inside: the prompt ends within the reasoning.
         has_admission: the server knows tenants and classes.
+        price: of its tokens; None: they cost nothing.
     """
 
     name: str
@@ -38,6 +42,11 @@ class ServedModel(NamedTuple):
     is_reasoning: bool = False
     begins_inside: bool = False
     has_admission: bool = False
+    price: PriceSpec | None = None
+
+    def cost_nano_usd(self, usage: Usage) -> int:
+        """Return what tokens cost, in billionths of a US dollar."""
+        return cost_nano_usd(self.price, usage)
 
     def reader(self, asked: Asked) -> AnswerReader:
         """Return the reader of one answer.
@@ -118,6 +127,7 @@ def _served(model: ModelSpec, deployment: str) -> ServedModel:
         model.triton_prefix + step,
         model.engine.max_seq_len,
         has_admission=model.admission is not None,
+        price=model.price,
     )
     try:
         template = load_chat_template(model.tokenizer.dir)

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from scripts import environments, gpu_image_wheels, llama_server, triton_installation
-from scripts.unpacked_programs import CHROMIUM, ENVOY, OPENSSH, PERF_ANALYZER, POSTGRESQL, PROMETHEUS, RCLONE
+from scripts.unpacked_programs import CHROMIUM, ENVOY, OPENSSH, PERF_ANALYZER, POSTGRESQL, PROMETHEUS, RCLONE, REDIS
 from trireme.installing.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
@@ -48,6 +48,7 @@ PROGRAMS: dict[str, Program] = {  # others: environments
     "chromium": CHROMIUM,
     "openssh": OPENSSH,
     "postgresql": POSTGRESQL,
+    "redis": REDIS,
     "rclone": RCLONE,
     "llama-server": llama_server,
     "gpu-image-wheels": gpu_image_wheels,

@@ -212,6 +212,13 @@ POSTGRESQL = UnpackedPrograms(
     without_them="tests of rollouts that PostgreSQL keeps are skipped",
     left_out=("libllvm14", "libllvm15", "libllvm17t64", "libllvm19", "libz3-4"),  # of its compiler for large queries
 )
+REDIS = UnpackedPrograms(
+    directory=".tools/redis",
+    packages=("redis-tools", "redis-server"),  # the server's program is in the tools' package
+    programs=("redis-server|valkey-server",),
+    size="3 MB",
+    without_them="tests of limits that several gateways share are skipped",
+)
 RCLONE = UnpackedPrograms(
     directory=".tools/rclone",
     packages=("rclone", "fuse3"),

@@ -15,6 +15,7 @@ from serving.engines.seam.signal_stack import drop_signal_stack
 
 if TYPE_CHECKING:
     from postgres_here import PostgresServer
+    from redis_here import RedisServer
 
 # Files of a minute and more begin: of files side by side the one that begins last would run alone at the end.
 LONG = (
@@ -100,6 +101,17 @@ def postgres() -> "Iterator[PostgresServer]":
     if not is_postgres_here():
         pytest.skip(WHY_NOT)
     with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> "Iterator[RedisServer]":
+    """Run a Redis for the tests of this process; each test has keys of its own."""
+    from redis_here import WHY_NOT, RedisServer, is_redis_here  # noqa: PLC0415 - only where it is used
+
+    if not is_redis_here():
+        pytest.skip(WHY_NOT)
+    with RedisServer() as server:
         yield server
 
 

@@ -26,7 +26,7 @@ class Command(NamedTuple):
 
     Attributes:
         verbs: functions of the module; `function` is empty then.
-        groups: subcommands of the subcommand, with verbs of their own.
+        groups: subcommands of the subcommand: with verbs of their own, or functions of another module.
     """
 
     module: str
@@ -83,7 +83,8 @@ COMMANDS = {
         groups={
             "keys": Command(
                 "gateway.access.keys_command", "", "Make, list and revoke API keys", verbs=("create", "list_", "revoke")
-            )
+            ),
+            "usage": Command("gateway.ledger.usage_command", "usage", "Sum up what requests took and cost"),
         },
     ),
     "adapters": Command(
@@ -152,7 +153,12 @@ def _app(name: str, command: Command, *, path: str) -> typer.Typer:
         verb = verb_of(function) if command.verbs else name
         app.command(verb)(_exiting(_load(path, command.module, function), keeps_lines=path in _KEEP_LINES))
     for group, below in command.groups.items():
-        app.add_typer(_app(group, below, path=f"{path} {group}"), name=group)
+        below_path = f"{path} {group}"
+        if below.verbs:
+            app.add_typer(_app(group, below, path=below_path), name=group)
+        else:
+            found = _load(below_path, below.module, below.function)
+            app.command(group)(_exiting(found, keeps_lines=below_path in _KEEP_LINES))
     if command.verbs:  # typer takes a single one for the whole command otherwise
         app.callback(help=f"{command.help}.")(lambda: None)
     return app

@@ -7,25 +7,37 @@ from typing import NamedTuple
 from clients.infer_messages import GenerateChunk
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.answer_reader import AnswerReader
-from clients.openai_api.tool_calls.deltas import Delta
+from clients.openai_api.tool_calls.deltas import Content, Delta
 
 _REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
 
 
 class Usage(NamedTuple):
-    """The tokens as the server counted them; each prompt once, however many answers it has."""
+    """The tokens as the server counted them; each prompt once, however many answers it has.
+
+    Attributes:
+        cached_tokens: of the prompts', those that the KV cache had; None: the engine does not tell.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int | None = None
 
     @property
     def total_tokens(self) -> int:
         """Return all tokens."""
         return self.prompt_tokens + self.completion_tokens
 
-    def fields(self) -> dict[str, int]:
+    def fields(self) -> dict[str, object]:
         """Return the object of an answer."""
-        return {**self._asdict(), "total_tokens": self.total_tokens}
+        found: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.total_tokens,
+        }
+        if self.cached_tokens is not None:
+            found["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return found
 
 
 class Piece(NamedTuple):
@@ -46,18 +58,33 @@ class AnswerDeltas:
 
     Args:
         readers: of each choice; None: all text is content.
+
+    Attributes:
+        release: that answers, where it was asked for; None: no chunk has come.
     """
 
     def __init__(self, asked: Asked, readers: Sequence[AnswerReader] | None = None) -> None:
         self._n = asked.n
+        self._prefixes = {
+            index: asked.prefixes[index // asked.n] for index in range(asked.num_choices) if asked.prefixes
+        }
         self._readers = readers or [AnswerReader() for _ in range(asked.num_choices)]
         self._num_input: dict[int, int] = {}  # by request
         self._num_output = 0
+        self._num_cached: dict[int, int] = {}
+        self._finish_reasons: dict[str, None] = {}
+        self.release: int | None = None
 
     @property
     def usage(self) -> Usage:
         """Return the tokens so far."""
-        return Usage(sum(self._num_input.values()), self._num_output)
+        cached = sum(self._num_cached.values()) if self._num_cached else None
+        return Usage(sum(self._num_input.values()), self._num_output, cached)
+
+    @property
+    def finish_reason(self) -> str:
+        """Return OpenAI's words for how the choices have ended, each once; "": none has."""
+        return ",".join(self._finish_reasons)
 
     def of(self, request: int, chunk: GenerateChunk) -> Piece:
         """Return what a chunk brings.
@@ -68,10 +95,20 @@ class AnswerDeltas:
         if chunk.num_input_tokens is not None:
             self._num_input.setdefault(request, chunk.num_input_tokens)
         self._num_output += chunk.num_output_tokens or 0
+        if chunk.num_cached_tokens is not None:  # of several choices, the first finds what was there before all
+            self._num_cached[request] = min(
+                chunk.num_cached_tokens, self._num_cached.get(request, chunk.num_cached_tokens)
+            )
+        if chunk.release is not None:
+            self.release = chunk.release
         index = request * self._n + (chunk.sequence_index or 0)
         reader = self._readers[index]
         deltas = reader.read(chunk.text) if chunk.text else []
+        if index in self._prefixes:
+            deltas = [Content(self._prefixes.pop(index)), *deltas]
         if not chunk.finish_reason:
             return Piece(index, deltas, None)
         deltas = [*deltas, *reader.end()]
-        return Piece(index, deltas, reader.finish_reason(_REASONS.get(chunk.finish_reason, chunk.finish_reason)))
+        reason = reader.finish_reason(_REASONS.get(chunk.finish_reason, chunk.finish_reason))
+        self._finish_reasons[reason] = None
+        return Piece(index, deltas, reason)

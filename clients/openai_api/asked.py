@@ -26,6 +26,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         includes_usage: a stream ends with the tokens that it took.
         tools: that the model may call.
         max_calls: of them; None: any number.
+        prefixes: texts before the answers, one for each request; empty: none.
+        session: name of the conversation that the body belongs to; "": it names none.
         echo: fields that the answer repeats.
     """
 
@@ -37,6 +39,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     includes_usage: bool = False
     tools: CallableTools = {}
     max_calls: int | None = None
+    prefixes: tuple[str, ...] = ()
+    session: str = ""
     echo: dict[str, Any] = {}
 
     @property

@@ -49,6 +49,8 @@ class Common(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None  # for the provider's own records: it asks nothing of the answer
+    # Of a conversation, say: requests with the same one go to the same server, for the sake of its KV cache.
+    prompt_cache_key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     service_tier: ServiceTier | None = None
     priority: Annotated[int, msgspec.Meta(ge=1, le=3)] | None = None  # 1 premium, 2 standard, 3 batch
 

@@ -34,7 +34,6 @@ _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _OWN_TOKENS_ALONE = "the server tells the probability of its own tokens alone, and not their texts"
 _REPLACED = "send tools instead"
 _NOT_CARRIED: Refused = {
-    "echo": ((False,), "the prompt is not part of an answer here"),
     "suffix": (("",), "the models served here write what follows a prompt"),
     "best_of": ((1,), "ask for n answers and choose"),
     "logit_bias": (({},), "biases by token id are not carried"),
@@ -43,6 +42,8 @@ _NOT_CARRIED: Refused = {
     "functions": (([],), _REPLACED),
     "function_call": (("none", "auto"), _REPLACED),
 }
+
+_NOT_OF_CHATS: Refused = {**_NOT_CARRIED, "echo": ((False,), "the messages are not part of an answer")}
 
 _Prompt = dict[str, object]  # the field of a request that holds it, and what it is
 
@@ -67,6 +68,7 @@ class CompletionBody(_Generated, kw_only=True):
     """The body of `/v1/completions`; null means not given."""
 
     prompt: str | list[str | int | list[int]] | None = None
+    echo: bool | None = None  # each answer begins with its prompt
 
 
 class _Schema(msgspec.Struct, kw_only=True):
@@ -111,13 +113,14 @@ def requests_of(
     Raises:
         ApiError: it names the parameter, its value and what is allowed.
     """
-    not_carried = {**_NOT_CARRIED, **(refused or {})}
     if endpoint is Endpoint.CHAT:
+        not_carried = {**_NOT_OF_CHATS, **(refused or {})}
         return _of_chat(read_fields(_with_plain_messages(body), ChatBody, not_carried), base, chat_tokens)
-    parsed = read_fields(body, CompletionBody, not_carried)
+    parsed = read_fields(body, CompletionBody, {**_NOT_CARRIED, **(refused or {})})
     common = _common(parsed, base, parsed.max_tokens or COMPLETION_TOKENS)
-    requests = tuple(msgspec.structs.replace(common, text_input=text) for text in _texts(parsed.prompt))
-    return _asked(endpoint, parsed, requests)
+    texts = tuple(_texts(parsed.prompt))
+    asked = _asked(endpoint, parsed, tuple(msgspec.structs.replace(common, text_input=text) for text in texts))
+    return msgspec.structs.replace(asked, prefixes=texts) if parsed.echo else asked
 
 
 def _of_chat(parsed: ChatBody, base: GenerateRequest, chat_tokens: int) -> Asked:
@@ -164,6 +167,7 @@ def _asked(endpoint: Endpoint, parsed: _Generated, requests: tuple[GenerateReque
         n=parsed.n or 1,
         is_streaming=bool(parsed.stream),
         includes_usage=includes_usage(parsed),
+        session=parsed.prompt_cache_key or "",
     )
 
 

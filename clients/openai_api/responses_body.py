@@ -89,6 +89,7 @@ def response_request_of(body: Mapping[str, Any], *, base: GenerateRequest, chat_
         is_streaming=bool(parsed.stream),
         tools=callable_tools(tools),
         max_calls=1 if parsed.parallel_tool_calls is False else None,
+        session=parsed.prompt_cache_key or "",
         echo=_echo(parsed, wanted),
     )
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Integer, Location, Name, Number, Positive, Spec, is_name
 from ensemble_configs.spec.deployment_checks import RateLimiterPool, find_clashes
+from ensemble_configs.spec.gateway_spec import GatewaySpec
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.spec.observability_spec import LogsSpec, TracingSpec, adapter_parameters
 from ensemble_configs.spec.release_spec import ReleaseSpec
@@ -50,6 +51,7 @@ class DeploymentSpec(Spec):
     machine: MachineSpec = MachineSpec()
     tracing: TracingSpec | None = Field(default=None, description="none: no spans are made")
     logs: LogsSpec = LogsSpec()
+    gateway: GatewaySpec = GatewaySpec()
     replicas: Positive = Field(default=1, le=10_000, description="servers of this kind, for Helm")
 
     @model_validator(mode="before")

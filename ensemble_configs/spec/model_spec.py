@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Boolean, Name, NotNegative, Positive, Spec
 from ensemble_configs.spec.model_names import CANARY, GRAPH, MODELS, STEPS, STEPS_OF_GRAPH
+from ensemble_configs.spec.price_spec import PriceSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 
 StickyKey = Annotated[
@@ -103,6 +104,9 @@ class ModelSpec(ReleaseSpec):
         default=None,
         description="what keeps requests on one release while a rollout splits them: `tenant`, `parameter:NAME` of a "
         "request, or `header:NAME` (gRPC metadata, an HTTP header); none: nothing, each request by itself",
+    )
+    price: PriceSpec | None = Field(
+        default=None, description="of a million tokens, in US dollars: for the gateway's ledger; none: nothing costs"
     )
     endpoints: tuple[Literal["ensemble", "tensorrt_llm_bls", "ensemble_graph"], ...] = Field(
         default=("ensemble", "tensorrt_llm_bls", "ensemble_graph"),

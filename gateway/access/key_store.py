@@ -8,11 +8,12 @@ from typing import Self
 from sqlalchemy import ColumnElement, Connection, Select, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from gateway.access.access_database import AccessDatabase
-from gateway.access.access_tables import CHANGES, KEYS
 from gateway.access.api_key import ApiKey, new_key
 from gateway.access.caller import Role
 from gateway.access.key_record import KeyChanges, KeyRecord, NewKey
+from gateway.database.database import GatewayDatabase
+from gateway.database.named_place import KEYS_OPTION
+from gateway.database.tables import CHANGES, KEYS
 from gateway.limits.key_limits import KeyLimits
 from trireme.base.errors import RequestError
 from trireme.base.store_place import StorePlace
@@ -37,7 +38,7 @@ class KeyStore:
 
     def __init__(self, place: StorePlace, now_s: Callable[[], float] = time.time) -> None:
         self.place, self._now_s = place, now_s
-        self._database = AccessDatabase(place)
+        self._database = GatewayDatabase(place, option=KEYS_OPTION)
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 """The commands `trireme gateway keys`: API keys of a gateway, made, listed and revoked while gateways run."""
 
 import json
+import math
 import time
 from datetime import UTC, datetime
 from typing import Annotated
@@ -13,6 +14,7 @@ from gateway.access.key_record import KeyRecord
 from gateway.access.key_wishes import key_named, new_key_of
 from gateway.access.open_keys import open_keys
 from gateway.limits.key_limits import KeyLimits
+from trireme.base.errors import RequestError
 from trireme.base.text_tables import TextTable, print_tables
 
 _KeysOption = Annotated[
@@ -21,6 +23,8 @@ _KeysOption = Annotated[
 ]
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 _MOST = 10**12
+_MOST_USD = 10**9
+_NANO = 10**9
 
 
 def create(
@@ -45,6 +49,12 @@ def create(
     streams: Annotated[
         int | None, typer.Option(min=1, max=_MOST, help="Requests that may run at a time.", show_default="any")
     ] = None,
+    usd_per_day: Annotated[
+        float | None, typer.Option(min=0, max=_MOST_USD, help="US dollars in a day of UTC.", show_default="any")
+    ] = None,
+    usd_per_month: Annotated[
+        float | None, typer.Option(min=0, max=_MOST_USD, help="US dollars in a month of UTC.", show_default="any")
+    ] = None,
     is_json: _JsonOption = False,
 ) -> None:
     """Make a key, and print it on standard output, this once: the database keeps a hash of it.
@@ -56,12 +66,15 @@ def create(
       trireme gateway keys create alice --keys keys.sqlite
       trireme gateway keys create ci --keys postgresql://trireme@db/gateway --models chat,code --expires 90d
       trireme gateway keys create bob --keys keys.sqlite --requests-per-minute 60 --tokens-per-minute 100000
+      trireme gateway keys create trial --keys keys.sqlite --usd-per-day 5 --usd-per-month 50
       trireme gateway keys create prometheus --keys keys.sqlite --role admin > key.txt
 
     \b
     Exit codes: 0 the key is printed; 1 the database is away; 2 an option or the place is wrong, or the name is taken.
     """
-    limits = KeyLimits(requests_per_minute, tokens_per_minute, streams)
+    limits = KeyLimits(
+        requests_per_minute, tokens_per_minute, streams, _nano_usd(usd_per_day), _nano_usd(usd_per_month)
+    )
     wish = new_key_of(name, tenant=tenant, role=role, models=models, expires=expires, now_s=time.time(), limits=limits)
     with open_keys(keys) as store:
         key = store.create(wish)
@@ -140,7 +153,32 @@ def _limits_shown(limits: KeyLimits) -> str:
         (limits.tokens_per_minute, "tokens/min"),
         (limits.streams, "streams"),
     )
-    return ", ".join(f"{most} {unit}" for most, unit in said if most is not None) or "none"
+    shown = [f"{most} {unit}" for most, unit in said if most is not None]
+    budgets = ((limits.nano_usd_per_day, "day"), (limits.nano_usd_per_month, "month"))
+    shown += [f"${most / _NANO:g}/{time_word}" for most, time_word in budgets if most is not None]
+    return ", ".join(shown) or "none"
+
+
+def _nano_usd(usd: float | None) -> int | None:
+    if usd is None:
+        return None
+    if not math.isfinite(usd):
+        raise RequestError(f"--usd-per-day and --usd-per-month must be numbers, got {usd}", field="usd_per_day")
+    return round(usd * _NANO)
+
+
+def _limits_told(limits: KeyLimits) -> dict[str, float | None]:
+    return {
+        "requests_per_minute": limits.requests_per_minute,
+        "tokens_per_minute": limits.tokens_per_minute,
+        "streams": limits.streams,
+        "usd_per_day": _usd(limits.nano_usd_per_day),
+        "usd_per_month": _usd(limits.nano_usd_per_month),
+    }
+
+
+def _usd(nano_usd: int | None) -> float | None:
+    return None if nano_usd is None else nano_usd / _NANO
 
 
 def _told(record: KeyRecord) -> dict[str, object]:
@@ -151,7 +189,7 @@ def _told(record: KeyRecord) -> dict[str, object]:
         "role": record.role.value,
         "tenant": record.tenant,
         "models": None if record.models is None else sorted(record.models),
-        "limits": record.limits._asdict(),
+        "limits": _limits_told(record.limits),
         "created_at": _time(record.created_at_s),
         "expires_at": _time(record.expires_at_s),
         "revoked_at": _time(record.revoked_at_s),

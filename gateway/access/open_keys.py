@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of keys that `--keys` names, opened where the packages that it needs are installed."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trireme.base.errors import SpecError
-from trireme.base.extras import how_to_install
-from trireme.base.store_place import read_place
+from gateway.database.named_place import KEYS_OPTION, named_place
 
 if TYPE_CHECKING:
     from gateway.access.key_store import KeyStore
-
-OPTION = "--keys"
 
 
 def open_keys(place: str, *, may_be_new: bool = True) -> "KeyStore":
@@ -25,18 +20,8 @@ def open_keys(place: str, *, may_be_new: bool = True) -> "KeyStore":
         SpecError: what is there cannot be the store, or a package is missing.
         Unavailable: the database is away.
     """
-    found = read_place(place, option=OPTION)
-    if isinstance(found, Path) and not may_be_new and not found.exists():
-        raise SpecError(
-            f"there is no file of keys {found}; name another one with --keys, or make a key: trireme gateway keys "
-            f"create NAME --keys {found}",
-            field="keys",
-        )
-    try:
-        from gateway.access.key_store import KeyStore  # noqa: PLC0415 - needs an extra
-    except ModuleNotFoundError as exc:
-        raise SpecError(
-            f"--keys needs the Python package {exc.name!r}, which is not installed: {how_to_install('gateway')}",
-            field="keys",
-        ) from exc
+    hint = None if may_be_new else f"make a key: trireme gateway keys create NAME {KEYS_OPTION} {place}"
+    found = named_place(place, option=KEYS_OPTION, new_hint=hint)
+    from gateway.access.key_store import KeyStore  # noqa: PLC0415 - needs an extra
+
     return KeyStore(found)

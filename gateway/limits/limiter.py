@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits of keys in one gateway process: what a request may take is reserved, and settled by what it took."""
 
-import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from clients.openai_api.api_error import ApiError
 from gateway.limits.key_limits import KeyLimits
+from gateway.limits.refusals import REQUESTS, TOKENS, BucketState, limit_headers, too_many_run, used_up
 from gateway.limits.token_bucket import TokenBucket
 
 _MAX_KEYS = 100_000  # of those that came last; one that is forgotten begins with full buckets
-_REQUESTS, _TOKENS = "requests", "tokens"
 
 
 class Limiter:
@@ -35,23 +34,27 @@ class Limiter:
             ApiError: 429: a limit is reached; nothing was taken.
         """
         use, now_s = self._use(key_id, limits), self._now_s()
-        wanted = {_REQUESTS: 1, _TOKENS: tokens}
+        wanted = {REQUESTS: 1, TOKENS: tokens}
         for name, bucket in use.buckets.items():
             amount = min(wanted[name], bucket.per_minute)  # what never fits goes when all is there
             if (wait_s := bucket.wait_s(amount, now_s)) > 0:
-                raise _reached(name, bucket, wait_s, use.headers(now_s))
+                raise used_up(name, bucket.per_minute, wait_s, use.headers(now_s))
         if limits.streams is not None and use.num_running >= limits.streams:
-            raise ApiError(
-                f"{use.num_running} requests of this key are running, which is its limit; try again when one has ended",
-                code="rate_limit_exceeded",
-                status=429,
-                retry_after_s=1.0,
-                headers=use.headers(now_s),
-            )
+            raise too_many_run(use.num_running, use.headers(now_s))
         for name, bucket in use.buckets.items():
             bucket.take(wanted[name], now_s)
         use.num_running += 1
         return Reservation(use, tokens, self._now_s)
+
+    @asynccontextmanager
+    async def reserved(self, key_id: str, limits: KeyLimits, *, tokens: int) -> "AsyncIterator[Reservation]":
+        """Reserve one request and its tokens to the end of the block.
+
+        Raises:
+            ApiError: 429: a limit is reached.
+        """
+        with self.reserve(key_id, limits, tokens=tokens) as reservation:
+            yield reservation
 
     def _use(self, key_id: str, limits: KeyLimits) -> "_Use":
         use = self._uses.get(key_id)
@@ -67,17 +70,15 @@ class Limiter:
 class _Use:
     def __init__(self, limits: KeyLimits, now_s: float, *, num_running: int) -> None:
         self.limits, self.num_running = limits, num_running
-        named = {_REQUESTS: limits.requests_per_minute, _TOKENS: limits.tokens_per_minute}
+        named = {REQUESTS: limits.requests_per_minute, TOKENS: limits.tokens_per_minute}
         self.buckets = {name: TokenBucket(most, now_s) for name, most in named.items() if most is not None}
 
     def headers(self, now_s: float) -> dict[str, str]:
         """Return OpenAI's headers about the limits."""
-        found = {}
-        for name, bucket in self.buckets.items():
-            found[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
-            found[f"x-ratelimit-remaining-{name}"] = str(bucket.left(now_s))
-            found[f"x-ratelimit-reset-{name}"] = f"{bucket.full_in_s(now_s):.3f}s"
-        return found
+        return limit_headers([
+            BucketState(name, bucket.per_minute, bucket.left(now_s), bucket.full_in_s(now_s))
+            for name, bucket in self.buckets.items()
+        ])  # fmt: skip
 
 
 class Reservation:
@@ -95,9 +96,9 @@ class Reservation:
 
     def __exit__(self, *_: object) -> None:
         self._use.num_running -= 1
-        if _TOKENS in self._use.buckets:
+        if TOKENS in self._use.buckets:
             taken = 0 if self._taken is None else self._taken
-            self._use.buckets[_TOKENS].take(taken - self._reserved, self._now_s())
+            self._use.buckets[TOKENS].take(taken - self._reserved, self._now_s())
 
     def settle(self, tokens: int) -> None:
         """Note what the request has taken so far; one that never says so has taken nothing."""
@@ -106,14 +107,3 @@ class Reservation:
     def headers(self) -> dict[str, str]:
         """Return OpenAI's headers about the limits, with this request in them."""
         return self._use.headers(self._now_s())
-
-
-def _reached(name: str, bucket: TokenBucket, wait_s: float, headers: dict[str, str]) -> ApiError:
-    return ApiError(
-        f"this key may take {bucket.per_minute} {name} a minute, and they are used up; try again in "
-        f"{math.ceil(wait_s)} s",
-        code="rate_limit_exceeded",
-        status=429,
-        retry_after_s=wait_s,
-        headers=headers,
-    )

@@ -27,7 +27,7 @@ class GatewayChild:
     Args:
         deployment: the deployment's file.
         triton: of the server.
-        keys: place of the keys; made if it is not there.
+        folder: of the deployment, for the keys and the ledger; they are made if they are not there.
         tell: takes progress for a person.
 
     Raises:
@@ -35,7 +35,7 @@ class GatewayChild:
     """
 
     def __init__(
-        self, deployment: Path, triton: TritonSpec, *, port: int, keys: Path, tell: Callable[[str], None]
+        self, deployment: Path, triton: TritonSpec, *, port: int, folder: Path, tell: Callable[[str], None]
     ) -> None:
         if triton.grpc_tls is not None:
             raise SpecError(
@@ -48,7 +48,9 @@ class GatewayChild:
         self._command = [
             *[sys.executable, "-m", "trireme", "gateway", "serve", "--deployment", str(deployment)],
             *["--url", f"[{host}]:{triton.grpc_port}" if ":" in host else f"{host}:{triton.grpc_port}"],
-            *["--keys", str(keys), "--session-key", "--listener", str(self._listener.fileno())],
+            *["--keys", str(folder / "keys.sqlite"), "--session-key"],
+            *["--ledger", str(folder / "ledger.sqlite"), "--ledger-journal", str(folder / "ledger_journal")],
+            *["--listener", str(self._listener.fileno())],
         ]
         self._tell = tell
         self._is_closed = threading.Event()

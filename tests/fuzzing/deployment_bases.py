@@ -61,6 +61,8 @@ BASES: dict[str, Data] = {
             "is_triton_traced": True,
         },
         "logs": {"format": "json", "requests": "failed"},
+        "gateway": {"when_limits_are_away": "admit"},
+        "price": {"input": 0.15, "output": 0.6, "cached_input": 0.075},
         "replicas": 2,
     },
     "limited": {

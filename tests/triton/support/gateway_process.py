@@ -34,7 +34,7 @@ class GatewayProcess:
     def __enter__(self) -> Self:
         deployment = str(self._server.folder / "deployment.yaml")
         command = [sys.executable, "-m", "trireme", "gateway", "serve", "--deployment", deployment]
-        self._log = self._log_path.open("wb")
+        self._log = self._log_path.open("ab")
         self.process = subprocess.Popen(
             [*command, "--url", self._server.url, "--port", str(self.port), *self._options], stderr=self._log
         )

@@ -27,6 +27,7 @@ def response(
     num_output_tokens: int | None = None,
     num_input_tokens: int | None = None,
     finish_reason: str | None = None,
+    release: int | None = None,
     final: bool = False,
 ) -> Step:
     """Return one response, as Triton encodes it; what is None is absent from it."""
@@ -36,7 +37,8 @@ def response(
         if words is not None:
             reply.outputs.add(name=name, datatype="BYTES", shape=shape)
             reply.raw_output_contents.append(struct.pack("<I", len(words.encode())) + words.encode())
-    for name, count in (("num_input_tokens", num_input_tokens), ("num_output_tokens", num_output_tokens)):
+    counts = {"num_input_tokens": num_input_tokens, "num_output_tokens": num_output_tokens, "release": release}
+    for name, count in counts.items():
         if count is not None:
             reply.outputs.add(name=name, datatype="INT32", shape=[1, 1])
             reply.raw_output_contents.append(struct.pack("<i", count))
@@ -53,12 +55,18 @@ def story() -> list[Step]:
 
 
 class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """A server on a free port that runs inside a `with`; its requests are in `requests`."""
+    """A server on a free port that runs inside a `with`.
+
+    Attributes:
+        requests: that it had.
+        is_ready: what it says of itself.
+    """
 
     def __init__(self, *script: Step) -> None:
         self.script = script
         self.requests: list[Any] = []
         self.stream_metadata: list[dict[str, str]] = []  # of each stream
+        self.is_ready = True
         self.was_cancelled = threading.Event()  # a request was left before its script ended
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
@@ -73,8 +81,8 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self._server.stop(grace=1).wait()
 
     def ServerReady(self, _request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
-        """Say that the server is ready."""
-        return service_pb2.ServerReadyResponse(ready=True)
+        """Say whether the server is ready."""
+        return service_pb2.ServerReadyResponse(ready=self.is_ready)
 
     def ModelReady(self, request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
         """Say that the ensemble is ready, and no other model."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from gateway.access.key_store import KeyStore
 from gateway.gateway import Gateway, Limits
+from gateway.ledger.ledger import Ledger
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.http_access import HttpAccess
 from trireme.base.http_thread import listen
@@ -44,15 +45,17 @@ class RunningGateway:
 
     def __init__(
         self,
-        server_url: str,
-        *,
+        *server_urls: str,
         models: tuple[ServedModel, ...] = MODELS,
         token_file: Path | None = None,
         keys: KeyStore | None = None,
+        ledger: Ledger | None = None,
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
     ) -> None:
         access = HttpAccess(token_file=token_file)
-        self._gateway = Gateway(ServedModels(models), url=server_url, access=access, keys=keys, limits=limits)
+        self._gateway = Gateway(
+            ServedModels(models), urls=server_urls, access=access, keys=keys, ledger=ledger, limits=limits
+        )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"

@@ -64,7 +64,6 @@ def test_a_line_that_is_wrong_names_its_field(line: Any, code: str, param: str |
     [
         (completion("a", logprobs=3), "body.logprobs"),
         (completion("a", logprobs=0), "body.logprobs"),  # OpenAI: the chosen token's, so it asks for something
-        (completion("a", echo=True), "body.echo"),
         (completion("a", stream=True), "body.stream"),
         (completion("a", best_of=2), "body.best_of"),
         (completion("a", logit_bias={"50256": -100}), "body.logit_bias"),

@@ -16,11 +16,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from key_places import PLACES, Clock, new_place
 
-from gateway.access.access_database import AccessDatabase
-from gateway.access.access_tables import METADATA, VERSION_TABLE
 from gateway.access.caller import Caller, Role
 from gateway.access.key_record import NewKey
 from gateway.access.key_store import KeyStore
+from gateway.database.database import GatewayDatabase
+from gateway.database.tables import METADATA, VERSION_TABLE
 from trireme.base.errors import RequestError, SpecError, Unavailable
 from trireme.base.store_place import PostgresPlace, StorePlace
 
@@ -135,7 +135,7 @@ def test_keys_are_found_by_their_ids(store: KeyStore) -> None:
 
 def test_the_tables_are_those_that_the_code_uses(place: StorePlace) -> None:
     KeyStore(place).close()
-    with contextlib.closing(AccessDatabase(place)) as database, database.reading() as connection:
+    with contextlib.closing(GatewayDatabase(place, option="--keys")) as database, database.reading() as connection:
         opts = {"version_table": VERSION_TABLE, "compare_type": True}
         assert compare_metadata(MigrationContext.configure(connection, opts=opts), METADATA) == []
 
@@ -170,7 +170,7 @@ def test_processes_that_begin_at_once_make_the_tables_once(place: StorePlace) ->
 
 def test_tables_of_a_later_version_are_left_alone(place: StorePlace) -> None:
     KeyStore(place).close()
-    with contextlib.closing(AccessDatabase(place)) as database, database.changing() as connection:
+    with contextlib.closing(GatewayDatabase(place, option="--keys")) as database, database.changing() as connection:
         connection.exec_driver_sql(f"update {VERSION_TABLE} set version_num = '9999'")
     with pytest.raises(SpecError, match=r"have version 9999, which a later Trireme made; .*: update this one"):
         KeyStore(place)
@@ -178,7 +178,7 @@ def test_tables_of_a_later_version_are_left_alone(place: StorePlace) -> None:
 
 def test_tables_of_the_same_names_are_left_alone(place: StorePlace) -> None:
     KeyStore(place).close()
-    with contextlib.closing(AccessDatabase(place)) as database, database.changing() as connection:
+    with contextlib.closing(GatewayDatabase(place, option="--keys")) as database, database.changing() as connection:
         connection.exec_driver_sql(f"drop table {VERSION_TABLE}")
     with pytest.raises(SpecError, match=r"--keys .* cannot be used: .*gateway_keys.* already exists"):
         KeyStore(place)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.access import open_keys
+from gateway.database import named_place
 from trireme.base.extras import how_to_install
 from trireme.commands import run_command
 
@@ -54,12 +54,18 @@ def test_a_key_is_printed_once_and_nothing_else_on_standard_output(
 
 def test_what_a_key_may_do_is_in_the_json_of_each_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--tenant", "acme", "--role", "admin", "--models", "code,chat", "--expires", "90d", "--json"]
-    options += ["--requests-per-minute", "60", "--streams", "8"]
+    options += ["--requests-per-minute", "60", "--streams", "8", "--usd-per-day", "2.5"]
     made = Done(capsys, "keys", "create", "ci", "--keys", file, *options).json
     assert KEY.fullmatch(made.pop("key") + "\n")
     assert (made["name"], made["tenant"], made["role"]) == ("ci", "acme", "admin")
     assert (made["models"], made["state"]) == (["chat", "code"], "valid")
-    assert made["limits"] == {"requests_per_minute": 60, "tokens_per_minute": None, "streams": 8}
+    assert made["limits"] == {
+        "requests_per_minute": 60,
+        "tokens_per_minute": None,
+        "streams": 8,
+        "usd_per_day": 2.5,
+        "usd_per_month": None,
+    }
     assert made["expires_at"] > made["created_at"] > "2026"
     assert Done(capsys, "keys", "list", "--keys", file, "--json").json == [made]
     revoked = Done(capsys, "keys", "revoke", made["id"], "--keys", file, "--json").json
@@ -96,7 +102,7 @@ def test_an_empty_list_says_how_to_make_a_key(file: Path, capsys: pytest.Capture
         (("create",), "Missing argument 'name'"),
         (("revoke", "nobody"), "there is no key 'nobody' in"),
         (("revoke", "tri-1abcdefghijk-" + "s3cret" * 7 + "x"), "not the key"),
-        (("list", "--keys", "/nowhere/keys.sqlite"), "there is no file of keys /nowhere/keys.sqlite"),
+        (("list", "--keys", "/nowhere/keys.sqlite"), "there is no file /nowhere/keys.sqlite"),
         (("revoke", "alice", "--keys", "/nowhere/k"), "trireme gateway keys create NAME --keys /nowhere/k"),
         (("make",), "No such command 'make'"),
     ],
@@ -124,11 +130,11 @@ def test_a_place_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_the_packages_it_says_how_to_install_them(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "gateway.access.key_store", None)
+    monkeypatch.setattr(named_place, "find_spec", lambda _: None)
     done = Done(capsys, "keys", "create", "alice", "--keys", file)
     assert done.code == 2
     assert how_to_install("gateway") in done.err
-    assert open_keys.OPTION in done.err
+    assert named_place.KEYS_OPTION in done.err
 
 
 @pytest.mark.parametrize("verb", ["create", "list", "revoke"])

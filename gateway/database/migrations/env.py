@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that Alembic runs for a migration, on the connection that `gateway.access.migrate` hands it."""
+"""The program that Alembic runs for a migration, on the connection that `gateway.database.migrate` hands it."""
 
 from alembic import context
 
-from gateway.access.access_tables import VERSION_TABLE
+from gateway.database.tables import VERSION_TABLE
 
 context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
 with context.begin_transaction():

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from gateway.access.migrate import is_current, migrate
+from gateway.database.migrate import is_current, migrate
 from trireme.base.errors import ServingError, SpecError, Unavailable
 from trireme.base.extras import how_to_install
 from trireme.base.store_place import PostgresPlace, StorePlace
@@ -21,17 +21,20 @@ _SILENCE_S = 5.0
 _CONNECTIONS = 3
 
 
-class AccessDatabase:
+class GatewayDatabase:
     """The connections to a database, which threads take in turn; its tables are made if they are not there.
+
+    Args:
+        option: of the command, which named the place; messages name it.
 
     Raises:
         SpecError: what is there cannot hold the tables, or a later version made them.
         Unavailable: the database is away.
     """
 
-    def __init__(self, place: StorePlace) -> None:
-        self._place = place
-        self._engine = _postgres(place) if isinstance(place, PostgresPlace) else _sqlite(place)
+    def __init__(self, place: StorePlace, *, option: str) -> None:
+        self._place, self._option = place, option
+        self._engine = _postgres(place) if isinstance(place, PostgresPlace) else _sqlite(place, option)
         try:
             self._open()
         except BaseException:
@@ -41,10 +44,10 @@ class AccessDatabase:
     def _open(self) -> None:
         try:
             with self._engine.begin() as connection:
-                is_ready = is_current(connection)
+                is_ready = is_current(connection, option=self._option)
             if not is_ready:
                 with self._engine.execution_options(is_writing=True).begin() as connection:
-                    migrate(connection)
+                    migrate(connection, option=self._option)
         except DBAPIError as exc:
             raise self._unusable(exc) from None  # its text may hold a password
 
@@ -90,9 +93,10 @@ class AccessDatabase:
         if is_lost or "database is locked" in self._said(exc):
             return self._away(exc)
         return SpecError(
-            f"--keys {self._place} cannot be used: {self._said(exc)}; name a file or a database of the gateway's own "
-            "that this user may write to, with PostgreSQL a schema of its own: ?options=-csearch_path%3DSCHEMA",
-            field="keys",
+            f"{self._option} {self._place} cannot be used: {self._said(exc)}; name a file or a database of the "
+            "gateway's own that this user may write to, with PostgreSQL a schema of its own: "
+            "?options=-csearch_path%3DSCHEMA",
+            field=self._option.lstrip("-"),
         )
 
     def _said(self, exc: SQLAlchemyError) -> str:
@@ -102,16 +106,16 @@ class AccessDatabase:
         return self._place.without_passwords(said) if isinstance(self._place, PostgresPlace) else said
 
 
-def _sqlite(path: Path) -> Engine:
+def _sqlite(path: Path, option: str) -> Engine:
     path = path.absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # whoever can write to it can let himself in
     except OSError as exc:
         raise SpecError(
-            f"--keys {path} cannot be opened: {(exc.strerror or str(exc)).lower()}; name a file that this user may "
+            f"{option} {path} cannot be opened: {(exc.strerror or str(exc)).lower()}; name a file that this user may "
             "write to",
-            field="keys",
+            field=option.lstrip("-"),
         ) from exc
     # `autocommit` of Python 3.12 is not in 3.11: no transaction begins but by the statement below.
     engine = create_engine(
@@ -141,9 +145,9 @@ def _postgres(place: PostgresPlace) -> Engine:
         from trireme.base.postgres_connection import connect  # noqa: PLC0415 - needs an extra
     except ImportError as exc:  # psycopg says it itself where libpq is missing
         raise SpecError(
-            f"--keys names a database of PostgreSQL, which needs psycopg: {exc}; {how_to_install('postgres')}, or name "
-            "a file",
-            field="keys",
+            f"{place.option} names a database of PostgreSQL, which needs psycopg: {exc}; "
+            f"{how_to_install('postgres')}, or name a file",
+            field=place.field,
         ) from exc
 
     def new_connection() -> PostgresConnection:

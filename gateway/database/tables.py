@@ -6,7 +6,9 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Double,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     String,
@@ -46,3 +48,34 @@ KEYS = Table(
 
 # One row. Whoever changes a key counts up first, in the same transaction, and so the changes are one after the other.
 CHANGES = Table("gateway_key_changes", METADATA, Column("number", BigInteger, nullable=False))
+
+# One row for each request; what each column holds is said at `LedgerRow`.
+REQUESTS = Table(
+    "gateway_requests",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("day", Integer, nullable=False),  # of its begin, in days since 1970
+    Column("begun_at_s", Double, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("release", BigInteger),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger),
+    Column("ttft_s", Double),
+    Column("duration_s", Double),
+    Column("cost_nano_usd", BigInteger, nullable=False),
+    Column("finish", Text, nullable=False),
+    Index("gateway_requests_by_day", "day"),
+)
+
+# The sums of the costs above, for budgets: written in the same transaction as the requests.
+SPENDING = Table(
+    "gateway_spending",
+    METADATA,
+    Column("key_id", Text, primary_key=True),
+    Column("day", Integer, primary_key=True),
+    Column("cost_nano_usd", BigInteger, nullable=False),
+)

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The versions of the tables in a gateway's database, for Alembic; `gateway.access.migrate` runs them."""

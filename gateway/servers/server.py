@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server behind a gateway: its connection, and what is known of how it does."""
+
+import itertools
+import time
+from collections.abc import Callable, Collection
+
+from clients.streaming import AsyncTritonClient
+from gateway.servers.breaker import Breaker
+from gateway.servers.prefixes import Prefixes
+
+_MISSES = 2  # in a row, before a server that does not say that it is ready gets no requests
+_GONE = 5  # before its cache counts as empty
+_LONGEST_FULL_S = 1.0
+_turns = itertools.count(1)
+
+
+class Server:
+    """A server.
+
+    Args:
+        url: its address, which names it.
+        models: Triton's names of the models that are asked there.
+
+    Attributes:
+        num_running: requests of this gateway that run there.
+        ready: models that take requests there, by its own word; None: nobody has asked yet.
+        prefixes: that it has had.
+        turn: larger than that of each server that was asked before it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client: AsyncTritonClient,
+        models: Collection[str],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url, self.client, self.models = url, client, frozenset(models)
+        self.num_running = self.turn = 0
+        self.ready: frozenset[str] | None = None
+        self.breaker = Breaker(now_s)
+        self.prefixes = Prefixes()
+        self._now_s = now_s
+        self._num_missed = 0
+        self._full_until_s = 0.0
+
+    @property
+    def takes_all(self) -> bool:
+        """Return whether requests for every model may go there."""
+        return all(self.takes(model) for model in self.models)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the server had no room a moment ago."""
+        return self._now_s() < self._full_until_s
+
+    def takes(self, model: str) -> bool:
+        """Return whether a request for a model may go there."""
+        return self.breaker.is_closed and (self.ready is None or model in self.ready)
+
+    def begin(self) -> bool:
+        """Note that a request goes there, and return whether that tries a server that failed."""
+        self.num_running += 1
+        self.turn = next(_turns)
+        return self.breaker.begin()
+
+    def note_full(self, retry_after_s: float) -> None:
+        """Note that the server has no room, and when it expects some."""
+        self._full_until_s = self._now_s() + min(retry_after_s, _LONGEST_FULL_S)
+
+    def note_ready(self, ready: frozenset[str]) -> bool:
+        """Note which models take requests by the server's own word, and return whether that changes anything.
+
+        A single answer that is missing, or late, changes nothing.
+        """
+        self._num_missed = 0 if ready == self.models else self._num_missed + 1
+        if self._num_missed == _GONE and not ready:
+            self.prefixes.clear()  # it may have been started again
+        if self.ready is not None and 0 < self._num_missed < _MISSES:
+            return False
+        was, self.ready = self.ready, ready
+        return was != ready
