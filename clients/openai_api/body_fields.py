@@ -114,8 +114,8 @@ def guide_of(format_type: str, schema: object, *, param: str) -> dict[str, objec
     if format_type == "text":
         return {}
     if format_type == "json_object":
-        return {"guided_decoding_guide_type": "json"}
-    if format_type == "json_schema" and schema is not None:
+        schema = {"type": "object"}  # the contract's `json` is a list or a number as well
+    if format_type in {"json_object", "json_schema"} and schema is not None:
         guide = msgspec.json.encode(schema).decode()
         return {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": guide}
     raise ApiError(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from postgres_here import PostgresServer
 
 ENGINE = {"provider": "simulated", "step_ms": 2.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
+TRITON = {"max_restarts": 100, "restart_window_s": 10.0}  # it is killed more often than any machine fails
 PRICE = {"input": 0.15, "output": 0.6}
 CALLERS = 32
 QUIET = 200  # requests without kills, whose sums the metrics must have
@@ -140,7 +141,9 @@ class Killers:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RunningServer]:
-    with RunningServer(deployment_text("billed", engine=ENGINE, price=PRICE), tmp_path / "server") as running:
+    with RunningServer(
+        deployment_text("billed", engine=ENGINE, triton=TRITON, price=PRICE), tmp_path / "server"
+    ) as running:
         yield running
 
 

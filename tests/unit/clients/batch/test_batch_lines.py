@@ -148,7 +148,8 @@ def test_messages_are_sent_with_their_parts_joined() -> None:
 
 
 def test_a_response_format_becomes_a_guide() -> None:
-    assert request(chat("a", response_format={"type": "json_object"})).guided_decoding_guide_type == "json"
+    found = request(chat("a", response_format={"type": "json_object"}))
+    assert (found.guided_decoding_guide_type, found.guided_decoding_guide) == ("json_schema", '{"type":"object"}')
     schema = {"type": "object"}
     found = request(chat("a", response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}))
     assert found.guided_decoding_guide_type == "json_schema"
