@@ -2,7 +2,7 @@
 """The cost of the gateway: OpenAI's completions through it, over the same requests by gRPC and by Envoy.
 
 `python -m benchmarks.gateway_cost --help`. The engine costs nothing. Sides take turns, in a random order: gRPC to the
-ensemble; the gateway; Envoy before the server's own HTTP (`generate_stream`), as the plainest proxy that there is.
+ensemble; the gateway, with a ledger; Envoy before the server's own HTTP (`generate_stream`), as the plainest proxy that there is.
 """
 
 import contextlib
@@ -132,7 +132,8 @@ def _gateway(server: ThroughEnsemble) -> Iterator[_OverHttp]:
         deployment = Path(folder) / "deployment.yaml"
         deployment.write_text(yaml.safe_dump(costless_deployment(_NAME).model_dump(mode="json")))
         command = [sys.executable, "-m", "trireme", "gateway", "serve", "--deployment", str(deployment)]
-        process = subprocess.Popen([*command, "--url", server.url, "--port", str(port)])
+        ledger = ["--ledger", str(Path(folder) / "ledger.sqlite"), "--ledger-journal", folder]
+        process = subprocess.Popen([*command, "--url", server.url, "--port", str(port), *ledger])
         try:
             _wait(f"http://127.0.0.1:{port}/health/ready")
             yield _OverHttp(

@@ -2,7 +2,6 @@
 """The commands `trireme gateway keys`: API keys of a gateway, made, listed and revoked while gateways run."""
 
 import json
-import math
 import time
 from datetime import UTC, datetime
 from typing import Annotated
@@ -14,7 +13,6 @@ from gateway.access.key_record import KeyRecord
 from gateway.access.key_wishes import key_named, new_key_of
 from gateway.access.open_keys import open_keys
 from gateway.limits.key_limits import KeyLimits
-from trireme.base.errors import RequestError
 from trireme.base.text_tables import TextTable, print_tables
 
 _KeysOption = Annotated[
@@ -160,11 +158,7 @@ def _limits_shown(limits: KeyLimits) -> str:
 
 
 def _nano_usd(usd: float | None) -> int | None:
-    if usd is None:
-        return None
-    if not math.isfinite(usd):
-        raise RequestError(f"--usd-per-day and --usd-per-month must be numbers, got {usd}", field="usd_per_day")
-    return round(usd * _NANO)
+    return None if usd is None else round(usd * _NANO)
 
 
 def _limits_told(limits: KeyLimits) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 """The database of a gateway: a file of SQLite or PostgreSQL, with its tables as this version needs them."""
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -109,8 +110,7 @@ class GatewayDatabase:
 def _sqlite(path: Path, option: str) -> Engine:
     path = path.absolute()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # whoever can write to it can let himself in
+        _make(path)
     except OSError as exc:
         raise SpecError(
             f"{option} {path} cannot be opened: {(exc.strerror or str(exc)).lower()}; name a file that this user may "
@@ -126,6 +126,20 @@ def _sqlite(path: Path, option: str) -> Engine:
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _make(path: Path) -> None:
+    """Make a file that is not there, for its user alone: whoever can write to it can let himself in.
+
+    A file that is there is not opened here. To close it again would drop the locks that this process has on it by other
+    connections, and the next process would believe that it is alone, and spoil it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

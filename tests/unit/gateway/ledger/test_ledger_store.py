@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger in each kind of database: each request once, exact sums, and tables of an older version."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import msgspec
 import pytest
 from key_places import PLACES, new_place
 
+from gateway.access.key_record import NewKey
+from gateway.access.key_store import KeyStore
 from gateway.ledger.ledger_row import SECONDS_A_DAY, UNSETTLED, LedgerRow, unsettled
 from gateway.ledger.ledger_store import LedgerStore
 from gateway.ledger.usage_sum import GROUPS, UsageSum
@@ -98,3 +102,21 @@ def test_sums_are_exact_where_a_float_would_round(store: LedgerStore) -> None:
     huge = 2**53 + 1
     store.add([row("a", cost_nano_usd=huge), row("b", cost_nano_usd=1)])
     assert total(store).cost_nano_usd == huge + 1
+
+
+ALONE = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], timeout=0.1)
+print(db.execute("pragma journal_mode = delete").fetchone()[0])  # for whoever is alone with the file
+"""
+
+
+def test_keys_and_ledger_may_share_a_file_of_which_no_other_process_thinks_it_is_alone(tmp_path: Path) -> None:
+    path = tmp_path / "both.sqlite"
+    with KeyStore(path) as keys, LedgerStore(path) as ledger:
+        key = keys.create(NewKey("alice"))
+        ledger.add([row("a", key_id=key.id)])
+        asked = subprocess.run([sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True, check=False)
+        assert "database is locked" in asked.stderr
+        assert [record.id for record in keys.records()] == [key.id]
+        assert total(ledger).requests == 1
