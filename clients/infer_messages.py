@@ -101,7 +101,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     log_probs: tuple[float, ...] | None = None  # of this chunk's tokens
     cum_log_prob: float | None = None  # of all tokens up to here
     perf: dict[str, float] | None = None  # up to this chunk, by the outputs' names
-    release: int | None = None  # that answers
+    release: int | None = None  # that answers, with the first chunk
     num_cached_tokens: int | None = None  # of the prompt, with the last chunk, where the engine tells
 
 

@@ -272,7 +272,8 @@ RESULT_TENSORS: tuple[Tensor, ...] = (
             # Ours: with the last response, and not at all where the engine does not tell.
             ("num_cached_tokens", INT32, (1,), "return_num_cached_tokens"),
             ("finish_reason", STRING, (1,), "return_finish_reason"),  # ours
-            ("release", INT32, (1,), "return_release"),  # ours: it may be another one than the model's version
+            # Ours: with the first response; it may be another one than the model's version.
+            ("release", INT32, (1,), "return_release"),
         )
     ),
     Tensor(engine="context_phase_params", data_type=UINT8, dims=(-1,), field="context_phase_params"),

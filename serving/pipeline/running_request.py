@@ -28,7 +28,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int | None = None  # generated tokens in this reply
     num_cached_tokens: int | None = None  # of the prompt, with the last reply, where the engine tells
     finish_reason: FinishReason | None = None  # with the last reply
-    release: int | None = None  # that answers
+    release: int | None = None  # that answers, with the first reply
     stream_state: StreamState | None = None
     log_probs: list[float] | None = None  # of the generated tokens in this reply
     cum_log_prob: float | None = None  # of all generated tokens up to here
@@ -153,7 +153,7 @@ class RunningRequest:
             num_output_tokens=_num_tokens(token_ids, beams) if options.return_num_output_tokens else None,
             num_cached_tokens=self._num_cached_tokens(chunk) if is_final and options.return_num_cached_tokens else None,
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
-            release=self.release if options.return_release else None,
+            release=self.release if options.return_release and not self.num_replies else None,
             stream_state=self._stream_state(is_final, len(prompt)),
             log_probs=log_probs if self.returns_log_probs else None,
             cum_log_prob=self._cum_log_prob if self.returns_log_probs else None,

@@ -122,7 +122,7 @@ def test_a_response_tells_its_release_where_it_is_asked_for(split_site: Site, te
     for number in range(24):
         prompt, model = PROMPTS[number % len(PROMPTS)], ("ensemble", "tensorrt_llm_bls")[number % 2]
         responses = list(stream(split_site.server.url, model, request(prompt) | {"return_release": True}))
-        [release] = {int(response["release"].item()) for response in responses}
+        [release] = [int(response["release"].item()) for response in responses if "release" in response]
         assert "".join(response["text_output"].item().decode() for response in responses) == texts[release][prompt]
         found[release] += 1
     assert set(found) == {1, 2}

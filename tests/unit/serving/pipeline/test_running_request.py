@@ -7,7 +7,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
 
-from serving.engines.seam.base import FinishReason, TokenChunk
+from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.pipeline.running_request import Reply, RunningRequest
 from serving.requests.engine_request import ResponseOptions
 from serving.requests.stream_state import StreamContext, StreamState
@@ -77,6 +77,30 @@ def test_the_reason_comes_with_the_last_reply_alone() -> None:
         running(is_streaming=True, return_finish_reason=True), TokenChunk(7, [10]), TokenChunk(7, [], FinishReason.STOP)
     )
     assert [reply.finish_reason for reply in made] == [None, FinishReason.STOP]
+
+
+def test_the_release_comes_with_the_first_reply_and_the_cached_tokens_with_the_last() -> None:
+    request = running(is_streaming=True, return_release=True, return_num_cached_tokens=True)
+    request.release, request.kv_block_tokens = 7, 2
+    perf = PerfMetrics(1, 2, 3, 4, kv_cache_reused_blocks=1)
+    made = replies(
+        request, TokenChunk(7, [10], perf=perf), TokenChunk(7, [11], perf=perf), TokenChunk(7, [12], LENGTH, perf=perf)
+    )
+    assert [reply.release for reply in made] == [7, None, None]
+    assert [reply.num_cached_tokens for reply in made] == [None, None, 2]
+
+
+@pytest.mark.parametrize(
+    ("perf", "cached"),
+    [(None, None), (PerfMetrics(1, 2, 3, 4), None), (PerfMetrics(1, 2, 3, 4, kv_cache_reused_blocks=9), len(PROMPT))],
+)
+def test_no_more_tokens_were_cached_than_the_prompt_has_and_none_are_told_that_nobody_knows(
+    perf: PerfMetrics | None, cached: int | None
+) -> None:
+    request = running(return_num_cached_tokens=True)
+    request.kv_block_tokens = 2
+    [reply] = replies(request, TokenChunk(7, [10], LENGTH, perf=perf))
+    assert reply.num_cached_tokens == cached
 
 
 def test_a_cancelled_request_ends_with_what_it_has() -> None:
