@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer of the table of `docs/gateway.md` from the latest result of the gateway's cost: `make docs`."""
+"""The writer of the tables of `docs/gateway.md` from the latest results about the gateway: `make docs`."""
 
 from documents.pages import DOCS, with_tables
 from documents.results import Document, latest, source
@@ -9,8 +9,15 @@ PAGE = DOCS / "gateway.md"
 
 
 def page(text: str) -> str:
-    """Return the page with its table written anew."""
-    tables = {"cost": cost_table(latest("gateway_cost")), "origin of the cost": source("gateway_cost")}
+    """Return the page with its tables written anew."""
+    tables = {
+        "cost": cost_table(latest("gateway_cost")),
+        "origin of the cost": source("gateway_cost"),
+        "limits": limits_table(latest("gateway_limits")),
+        "ledger": ledger_table(latest("gateway_ledger")),
+        "affinity": affinity_table(latest("gateway_affinity")),
+        "requests of others": requests_table(latest("openai_requests")),
+    }
     return with_tables(text, tables)
 
 
@@ -33,3 +40,70 @@ def cost_table(result: Document) -> str:
             for row in result["rows"]
         ),
     )
+
+
+def limits_table(found: Document) -> str:
+    """Return the table of what several gateways let through of one limit, and the source of it."""
+    rows = [
+        ["gateways on one Redis", str(found["gateways"])],
+        ["limit of the key, requests a minute", f"{found['requests_per_minute']:,}"],
+        ["sent", f"{found['requests']:,} in {found['seconds']:.0f} s, {found['times_the_limit']:.1f} times the limit"],
+        ["allowed in that time, with a minute's worth at first", f"{found['allowed']:,.0f}"],
+        ["got through", f"{found['let_through']:,} ({found['off']:+.2%}; the goal was 1 % either way)"],
+        ["of another key: tokens taken", f"{found['tokens_that_were_taken']:,}"],
+        ["tokens charged", f"{found['settled_tokens']:,.3f}"],
+    ]
+    return markdown_table(["a scripted server answers", ""], rows) + "\n\n" + source("gateway_limits")
+
+
+def ledger_table(found: Document) -> str:
+    """Return the table of what the ledger has after kills, and the source of it."""
+    quiet = found["without_kills"]
+    by_metrics = ", ".join(f"{number:,.0f}" for number in quiet["tokens_by_metrics"])
+    rows = [
+        ["requests, and callers at a time", f"{found['requests']:,}, {found['callers']}"],
+        ["killed at random moments", ", ".join(f"{name} {count}" for name, count in found["kills"].items())],
+        ["answers that came whole to their callers", f"{found['finished']:,}"],
+        ["of these once in the ledger, with their tokens", f"{found['finished_once_and_to_the_token']:,}"],
+        *([f"other rows, `{finish}`", f"{count:,}"] for finish, count in found["others"].items()),
+        [
+            f"then {quiet['requests']:,} without kills: tokens of prompts and answers, by their callers",
+            ", ".join(f"{number:,}" for number in quiet["tokens"]),
+        ],
+        ["by the gateway's metrics", by_metrics],
+    ]
+    return markdown_table(["an engine that is simulated", ""], rows) + "\n\n" + source("gateway_ledger")
+
+
+def affinity_table(found: Document) -> str:
+    """Return the table of what conversations find in the KV caches of several servers, and the source of it."""
+    shares = found["cached_share"]
+    titles = {
+        "one server": "one server alone",
+        "affinity": f"{found['servers']} servers, by the beginnings of prompts",
+        "fewest running": f"{found['servers']} servers, by the fewest running requests",
+    }
+    rows = [
+        [title, f"{shares[name]:.3f}", f"{shares[name] / shares['one server']:.2f}"] for name, title in titles.items()
+    ]
+    header = ["where requests go", "share of the prompts' tokens that was cached", "of one server's"]
+    said = (
+        f"{found['conversations']} conversations of {found['turns']} turns, {found['at_a_time']} at a time "
+        f"({found['engine']}); the goal was 0.9 of one server's. "
+    )
+    return markdown_table(header, rows) + "\n\n" + said + source("gateway_affinity")
+
+
+def requests_table(found: Document) -> str:
+    """Return the table of how requests of other servers' tests are answered, and the source of it."""
+    rows = [
+        [
+            row["source"],
+            row["outcome"],
+            str(row["requests"]),
+            "" if row["outcome"] == "as there" else "; ".join(row["about"]),
+        ]
+        for row in found["rows"]
+    ]
+    table = markdown_table(["whose tests", "here", "requests", "which"], rows)
+    return table + f"\n\nWith the demo model on OpenVINO; {source('openai_requests')}"
