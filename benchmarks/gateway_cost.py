@@ -2,7 +2,8 @@
 """The cost of the gateway: OpenAI's completions through it, over the same requests by gRPC and by Envoy.
 
 `python -m benchmarks.gateway_cost --help`. The engine costs nothing. Sides take turns, in a random order: gRPC to the
-ensemble; the gateway, with a ledger; Envoy before the server's own HTTP (`generate_stream`), as the plainest proxy that there is.
+ensemble; the gateway, with a ledger; Envoy before the server's own HTTP (`generate_stream`), as the plainest proxy that
+there is.
 """
 
 import contextlib
