@@ -22,7 +22,7 @@ _OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion", E
 
 
 class Observers:
-    """Those who are told of each request.
+    """The observers of each request.
 
     Args:
         ledger: None: none is kept.

@@ -11,7 +11,7 @@ Dollars = Annotated[Number, Field(ge=0, le=1e6)]
 
 
 class PriceSpec(Spec):
-    """What callers of the gateway pay for a model's tokens, in US dollars for a million tokens."""
+    """The prices of a model's tokens for callers of the gateway, in US dollars for a million tokens."""
 
     input: Dollars = Field(description="a million tokens of prompts")
     output: Dollars = Field(description="a million tokens of answers")

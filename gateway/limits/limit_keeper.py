@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps the use of limits: the memory of one process, or Redis for several."""
+"""The keepers of the use of limits: the memory of one process, or Redis for several."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol

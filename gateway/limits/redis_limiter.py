@@ -116,7 +116,7 @@ redis.call('EXPIRE', KEYS[2], math.ceil(tonumber(ARGV[1]) + tonumber(ARGV[2])))
 
 
 class _Settlement(NamedTuple):
-    """What a request takes beside what it has reserved, and has not been told to Redis."""
+    """The amounts that a request takes beside what it has reserved, and of which Redis has not been told."""
 
     key_id: str
     limits: KeyLimits

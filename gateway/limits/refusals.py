@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers are told of their limits: OpenAI's headers, and the errors of limits that are reached."""
+"""Answers to callers about their limits: OpenAI's headers, and the errors of limits that are reached."""
 
 import math
 from collections.abc import Mapping

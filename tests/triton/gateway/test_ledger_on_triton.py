@@ -53,7 +53,7 @@ class KilledGateway(GatewayProcess):
 
 @dataclass
 class Told:
-    """What callers were told.
+    """The ends of requests, as callers were told.
 
     Attributes:
         finished: tokens of the prompt and the answer, by the ids of answers that came whole.
@@ -120,7 +120,7 @@ class Callers:
 
 
 class Killers:
-    """Those who are killed, one after the other, until there is nobody to ask any more."""
+    """The kills of a run, one after the other, until there is nobody to ask any more."""
 
     def __init__(self, kills: dict[str, Callable[[], None]], *, seed: int) -> None:
         self._kills, self._rng = kills, random.Random(seed)

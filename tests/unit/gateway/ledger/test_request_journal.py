@@ -26,7 +26,7 @@ def ended(name: str) -> LedgerRow:
 
 
 class Kept:
-    """What a loader has brought."""
+    """The rows that a loader has brought."""
 
     def __init__(self) -> None:
         self.rows: list[LedgerRow] = []

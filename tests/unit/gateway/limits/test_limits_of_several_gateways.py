@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One limit before several gateway processes on one Redis: the limit gets through, and tokens are settled exactly.
+"""A limit before several gateway processes on one Redis: the limit gets through, and tokens are settled exactly.
 
 `make soak` has eight gateways and 10,000 requests, and writes a result; `make test` a sample.
 """
