@@ -17,7 +17,7 @@ from trireme.base.errors import (
 
 _MAX_SHOWN = 80
 # Refusals for want of room: the next try may find it. What else is unavailable is a fault of the server.
-_NO_ROOM = frozenset({"queue_full", "overload", "shedding", "queue_timeout_ms", "long_prompts"})
+NO_ROOM = frozenset({"queue_full", "overload", "shedding", "queue_timeout_ms", "long_prompts"})
 _RETRY_S = 1.0
 _OTHERS: tuple[tuple[type[ServingError], str, int], ...] = (
     (RequestTimeout, "timeout", 504),
@@ -117,7 +117,7 @@ def _wrong(error: RequestError, *, is_chat: bool) -> ApiError:
 def _unavailable(error: Unavailable) -> ApiError:
     hint_ms = error.facts.get("retry_after_ms")
     retry_s = hint_ms / 1000 if isinstance(hint_ms, int | float) else _RETRY_S
-    if error.facts.get("reason") in _NO_ROOM:
+    if error.facts.get("reason") in NO_ROOM:
         return ApiError(error.message, code="overloaded", status=429, retry_after_s=retry_s)
     return ApiError(error.message, code="unavailable", status=503, retry_after_s=retry_s)
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.openai_api.api_error import NO_ROOM
 from gateway.servers.choice import choose
 from gateway.servers.prefixes import numbers_of
 from gateway.servers.retry_budget import RetryBudget
@@ -26,9 +27,7 @@ from trireme.base.errors import (
 
 _LOOK_S, _ANSWER_S = 1.0, 2.0
 # The server is there, and says that it has no room: no fault of its own, and another one may have room.
-_NO_ROOM = frozenset(
-    {"queue_full", "overload", "shedding", "long_prompts", "queue_timeout_ms", "kv_cache", "too_many_bytes"}
-)
+_NO_ROOM = NO_ROOM | {"kv_cache", "too_many_bytes"}
 _log = logging.getLogger("trireme.gateway")
 
 
