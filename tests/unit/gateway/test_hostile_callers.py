@@ -131,8 +131,8 @@ def test_heads_that_come_a_byte_at_a_time_are_cut_off_while_others_are_answered(
 ) -> None:
     monkeypatch.setattr(http_connections, "_HEAD_S", 1.0)
     slow = [connected(gateway) for _ in range(200)]
-    open_ones, begun_s = list(slow), time.monotonic()
-    for byte in HEAD.encode()[:40]:
+    open_ones = list(slow)
+    for byte in HEAD.encode():  # it would take eleven seconds
         for connection in list(open_ones):
             try:
                 connection.sendall(bytes([byte]))
@@ -143,7 +143,6 @@ def test_heads_that_come_a_byte_at_a_time_are_cut_off_while_others_are_answered(
         if not open_ones:
             break
     assert not open_ones
-    assert time.monotonic() - begun_s < 10
     for connection in slow:
         connection.close()
 

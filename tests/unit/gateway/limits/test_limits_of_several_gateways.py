@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -76,17 +76,33 @@ async def _all_ready(ports: list[int]) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def send(ports: list[int], key: ApiKey, *, number: int, per_s: float, seed: int) -> tuple[Counter[int], float]:
-    """Return how many answers had each status, and the seconds from the first to the last request."""
-    rng, statuses = random.Random(seed), Counter[int]()
+class Sent(NamedTuple):
+    """Requests that were sent.
+
+    Attributes:
+        statuses: how many answers had each.
+        seconds: from the first request to the last.
+        slowest_s: of the answers.
+    """
+
+    statuses: Counter[int]
+    seconds: float
+    slowest_s: float
+
+
+async def send(ports: list[int], key: ApiKey, *, number: int, per_s: float, seed: int) -> Sent:
+    """Send requests at random times to gateways at random."""
+    rng, statuses, latencies_s = random.Random(seed), Counter[int](), [0.0]
     headers = {"Authorization": f"Bearer {key.text}"}
     body: dict[str, Any] = {"prompt": "Hi", "max_tokens": 100}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
 
         async def ask(port: int) -> None:
+            begun_s = time.monotonic()
             async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
                 await answer.read()
                 statuses[answer.status] += 1
+            latencies_s.append(time.monotonic() - begun_s)
 
         tasks, begun_s = [], time.monotonic()
         due_s = begun_s
@@ -96,7 +112,7 @@ async def send(ports: list[int], key: ApiKey, *, number: int, per_s: float, seed
             tasks.append(asyncio.create_task(ask(rng.choice(ports))))
         seconds = time.monotonic() - begun_s
         await asyncio.gather(*tasks)
-    return statuses, seconds
+    return Sent(statuses, seconds, max(latencies_s))
 
 
 async def charged(ports: list[int], key: ApiKey, redis_url: str, number: int) -> float:
@@ -106,8 +122,8 @@ async def charged(ports: list[int], key: ApiKey, redis_url: str, number: int) ->
     seconds, micros = await redis.time()
     before, before_s = TOKENS_PER_MINUTE / 2, seconds + micros / 1e6  # a full one would hide what comes back
     await redis.hset(name, mapping={"tokens": before, "tokens_seen_s": repr(before_s)})
-    statuses, _ = await send(ports, key, number=number, per_s=200, seed=2)
-    assert statuses == {200: number}
+    sent = await send(ports, key, number=number, per_s=200, seed=2)
+    assert sent.statuses == {200: number}
     after, after_s = map(float, await redis.hmget(name, ["tokens", "tokens_seen_s"]))
     await redis.aclose()
     assert after < TOKENS_PER_MINUTE - number
@@ -124,16 +140,20 @@ def test_four_times_the_limit_lets_the_limit_through(
     place = tmp_path / "keys.sqlite"
     with KeyStore(place) as store:
         key = store.create(NewKey("limited", limits=KeyLimits(requests_per_minute=per_minute)))
+        warm = store.create(NewKey("warm", limits=KeyLimits(requests_per_minute=10_000)))
         counted = store.create(NewKey("counted", limits=KeyLimits(tokens_per_minute=TOKENS_PER_MINUTE)))
     with KServeServer(*story()) as server, gateways(number, server.url, redis_server.url, place) as ports:
         per_s = TIMES_THE_LIMIT * per_minute / 60
-        statuses, seconds = asyncio.run(send(ports, key, number=requests, per_s=per_s, seed=requests))
+        asyncio.run(send(ports, warm, number=8 * number, per_s=200, seed=1))
+        statuses, seconds, slowest_s = asyncio.run(send(ports, key, number=requests, per_s=per_s, seed=requests))
         num_counted = requests // 20
         settled = asyncio.run(charged(ports, counted, redis_server.url, num_counted))
     assert set(statuses) == {200, 429}
     allowed = per_minute + per_minute * seconds / 60
     off = statuses[200] / allowed - 1
-    assert abs(off) <= MOST_OFF, (statuses, allowed)
+    # Redis saw the first and the last request so much later than they were sent, at most.
+    unknown = per_minute * slowest_s / 60 / allowed
+    assert abs(off) <= MOST_OFF + unknown, (statuses, allowed, slowest_s)
     assert settled == pytest.approx(num_counted * TAKEN, abs=1e-3)
     if where is not None:
         result = {

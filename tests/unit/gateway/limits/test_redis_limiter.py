@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -78,13 +79,14 @@ def test_several_gateways_let_one_limit_through_together(redis_server: "RedisSer
     async def work() -> None:
         limits = KeyLimits(requests_per_minute=60)
         async with limiter_of(redis_server) as first, limiter_of(redis_server) as second:
+            begun_s = time.monotonic()
             results = await asyncio.gather(
                 *(ask(each, key, limits) for _ in range(120) for each in (first, second)), return_exceptions=True
             )
             through = [each for each in results if isinstance(each, dict)]
             refused = [each for each in results if isinstance(each, ApiError)]
             assert len(through) + len(refused) == 240
-            assert 60 <= len(through) <= 63  # and what has come back meanwhile
+            assert 60 <= len(through) <= 60 + (time.monotonic() - begun_s) + 1  # a request comes back each second
             assert {(each.status, each.code) for each in refused} == {(429, "rate_limit_exceeded")}
             error = await refusal(first, key, limits)
             assert "60 requests a minute" in error.message
@@ -169,14 +171,14 @@ def test_a_place_is_kept_while_its_request_runs_and_free_when_its_gateway_is_gon
 ) -> None:
     async def work() -> None:
         limits = KeyLimits(streams=1)
-        async with limiter_of(redis_server, place_s=0.6) as living, limiter_of(redis_server, place_s=0.6) as dying:
+        async with limiter_of(redis_server, place_s=3.0) as living, limiter_of(redis_server, place_s=3.0) as dying:
             async with living.reserved(key, limits, tokens=1):
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(4.5)
                 assert (await refusal(dying, key, limits)).status == 429
             async with dying.reserved(key, limits, tokens=1):
                 assert dying._mending is not None
                 dying._mending.cancel()  # as if its process were gone
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(4.0)
                 await ask(living, key, limits)
 
     run(work)
