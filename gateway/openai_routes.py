@@ -119,9 +119,15 @@ class OpenAiRoutes:
 async def _whole(answer: Answer) -> dict[str, object]:
     asked, deltas = answer.asked, answer.deltas
     received: list[list[GenerateChunk]] = [[] for _ in asked.requests]
-    async with contextlib.aclosing(answer.chunks()) as chunks:
-        async for index, chunk in chunks:
-            received[index].append(chunk)
+    try:
+        async with contextlib.aclosing(answer.chunks()) as chunks:
+            async for index, chunk in chunks:
+                received[index].append(chunk)
+    except BaseException:  # what has come of some requests was made, though nobody gets it
+        for index, of_one in enumerate(received):
+            for chunk in of_one:
+                deltas.of(index, chunk)
+        raise
     now_s, model = time.time(), answer.model.name
     if asked.endpoint is not Endpoint.RESPONSES:
         return answer_body(asked, received, deltas, answer_id=answer.id, now_s=now_s, model=model)[0]

@@ -4,6 +4,7 @@
 import http.client
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,6 +138,25 @@ def test_a_stream_that_breaks_off_keeps_its_tokens(store: LedgerStore, ledger: L
         gateway.complete(stream=True)
         [row] = waited_for(store, 1)
     assert (row.finish, row.prompt_tokens, row.completion_tokens) == ("unavailable", 4, 1)
+
+
+def test_of_several_prompts_those_that_were_answered_cost_though_another_one_fails(
+    store: LedgerStore, ledger: Ledger
+) -> None:
+    has_answered = threading.Event()
+
+    def play(request: Any) -> Iterator[Any]:
+        texts = dict(zip((tensor.name for tensor in request.inputs), request.raw_input_contents, strict=True))
+        if texts["text_input"].endswith(b"bad"):
+            yield from (has_answered, 0.3, FULL)
+        else:
+            yield from story()
+            has_answered.set()
+
+    with KServeServer(play) as server, RunningGateway(server.url, models=(MODEL,), ledger=ledger) as gateway:
+        assert gateway.complete(prompt=["good", "bad"]).status == 429
+        [row] = waited_for(store, 1)
+    assert (row.finish, row.prompt_tokens, row.completion_tokens) == ("overloaded", 4, 4)
 
 
 def test_the_row_is_on_the_disk_before_the_caller_has_the_end(tmp_path: Path) -> None:
