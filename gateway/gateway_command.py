@@ -4,12 +4,11 @@
 import asyncio
 import contextlib
 import gc
-import logging
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,6 +23,7 @@ from gateway.ledger.ledger import Ledger, journal_of
 from gateway.ledger.open_ledger import open_ledger
 from gateway.limits.redis_place import RedisPlace
 from gateway.served_models import models_of
+from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess, is_loopback
 from trireme.base.http_thread import listen
@@ -95,6 +95,10 @@ def serve(
             show_default="build/NAME/ledger_journal",
         ),
     ] = None,
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        typer.Option(help="Format of the log.", show_default="the deployment's"),
+    ] = None,
     has_session_key: Annotated[
         bool,
         typer.Option(
@@ -139,6 +143,7 @@ def serve(
         raise SpecError("--session-key is one of --keys; name these", field="session_key")
     _refuse_open_door(host, ours, keys)
     spec = load_deployment(deployment)
+    set_up_log(log_format or spec.logs.format, deployment=spec.name)
     models = models_of(spec)
     admits = spec.gateway.when_limits_are_away == "admit"
     journal = ledger_journal or Path("build") / spec.name / "ledger_journal"
@@ -164,7 +169,6 @@ def serve(
             ),
         )
         listener = listen(host, port) if listener_fd is None else socket.socket(fileno=listener_fd)
-        logging.basicConfig(level=logging.INFO)
         typer.echo(_welcome(listener, gateway), err=True)
         if store is not None and not has_session_key and not store.latest(1).records:
             typer.echo(

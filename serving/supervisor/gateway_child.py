@@ -28,6 +28,7 @@ class GatewayChild:
         deployment: the deployment's file.
         triton: of the server.
         folder: of the deployment, for the keys and the ledger; they are made if they are not there.
+        log_format: of its log: "text" or "json".
         tell: takes progress for a person.
 
     Raises:
@@ -35,7 +36,14 @@ class GatewayChild:
     """
 
     def __init__(
-        self, deployment: Path, triton: TritonSpec, *, port: int, folder: Path, tell: Callable[[str], None]
+        self,
+        deployment: Path,
+        triton: TritonSpec,
+        *,
+        port: int,
+        folder: Path,
+        log_format: str,
+        tell: Callable[[str], None],
     ) -> None:
         if triton.grpc_tls is not None:
             raise SpecError(
@@ -50,7 +58,7 @@ class GatewayChild:
             *["--url", f"[{host}]:{triton.grpc_port}" if ":" in host else f"{host}:{triton.grpc_port}"],
             *["--keys", str(folder / "keys.sqlite"), "--session-key"],
             *["--ledger", str(folder / "ledger.sqlite"), "--ledger-journal", str(folder / "ledger_journal")],
-            *["--listener", str(self._listener.fileno())],
+            *["--log-format", log_format, "--listener", str(self._listener.fileno())],
         ]
         self._tell = tell
         self._is_closed = threading.Event()

@@ -175,7 +175,9 @@ def serve(
             held.enter_context(contextlib.closing(HealthServer(health, spec.triton.host, health_port)))
         gateway: GatewayChild | None = None
         if is_gateway:
-            gateway = GatewayChild(deployment, spec.triton, port=gateway_port, folder=folder, tell=_tell)
+            gateway = GatewayChild(
+                deployment, spec.triton, port=gateway_port, folder=folder, log_format=spec.logs.format, tell=_tell
+            )
             held.enter_context(contextlib.closing(gateway))
         stop = StopSignal()
         if spec.triton.is_guarded:

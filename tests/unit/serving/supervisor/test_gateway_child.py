@@ -17,11 +17,13 @@ def test_a_server_with_tls_is_told_to_have_a_gateway_of_its_own(tmp_path: Path) 
     triton = TritonSpec().model_copy(update={"grpc_tls": tls})
     [port] = free_ports(1)
     with pytest.raises(SpecError, match="trireme gateway serve --url grpcs://") as refused:
-        GatewayChild(tmp_path / "a.yaml", triton, port=port, folder=tmp_path, tell=print)
+        GatewayChild(tmp_path / "a.yaml", triton, port=port, folder=tmp_path, log_format="text", tell=print)
     assert refused.value.facts["field"] == "gateway"
 
 
 def test_a_gateway_that_was_never_started_gives_its_port_back(tmp_path: Path) -> None:
     [port] = free_ports(1)
     for _ in range(2):
-        GatewayChild(tmp_path / "a.yaml", TritonSpec(), port=port, folder=tmp_path, tell=print).close()
+        GatewayChild(
+            tmp_path / "a.yaml", TritonSpec(), port=port, folder=tmp_path, log_format="text", tell=print
+        ).close()
