@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models that callers may name, the Triton model that answers for each, and how their answers are read."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from clients.openai_api.answer_deltas import Usage
@@ -70,10 +71,15 @@ class ServedModel(NamedTuple):
 
 
 class ServedModels:
-    """The models of a gateway, by the names that callers write."""
+    """The models of a gateway, by the names that callers write.
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    Args:
+        aliases: other names of models.
+    """
+
+    def __init__(self, models: Iterable[ServedModel], aliases: Mapping[str, str] = MappingProxyType({})) -> None:
         self._models = {model.name: model for model in models}
+        self._aliases = dict(aliases)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -83,7 +89,7 @@ class ServedModels:
         return [model for model in self if caller.may_use(model.name)]
 
     def get(self, name: str | None, caller: Caller) -> ServedModel:
-        """Return a model; without a name the only one that the caller may use.
+        """Return a model by its name or an alias; without one the only model that the caller may use.
 
         Raises:
             ApiError: there is no such model, it is not for this caller, or there is no name and several models.
@@ -94,6 +100,7 @@ class ServedModels:
         known = ", ".join(model.name for model in allowed) or "none for this key"
         if name is None:
             raise ApiError(f"model is missing; there are {known}", code="missing_field", param="model")
+        name = self._aliases.get(name, name)
         if name not in self._models:
             raise ApiError(
                 f"model {name[:64]!r} is not served here; there are {known}",
@@ -111,7 +118,8 @@ def models_of(deployment: DeploymentSpec) -> ServedModels:
     Raises:
         SpecError: a model has neither.
     """
-    return ServedModels(_served(model, deployment.name) for model in deployment.models)
+    models = (_served(model, deployment.name) for model in deployment.models)
+    return ServedModels(models, deployment.gateway.aliases)
 
 
 def _served(model: ModelSpec, deployment: str) -> ServedModel:

@@ -87,6 +87,7 @@ class DeploymentSpec(Spec):
     @model_validator(mode="after")
     def _models_get_along(self) -> "DeploymentSpec":
         clashes = find_clashes(self.models, self.extra_models, self.rate_limiter)
+        clashes += self.gateway.find_clashes([model.name for model in self.models])
         if clashes:
             raise ValueError("; ".join(clashes))
         return self

@@ -61,7 +61,7 @@ BASES: dict[str, Data] = {
             "is_triton_traced": True,
         },
         "logs": {"format": "json", "requests": "failed"},
-        "gateway": {"when_limits_are_away": "admit"},
+        "gateway": {"when_limits_are_away": "admit", "aliases": {"gpt-4o": "flat"}},
         "price": {"input": 0.15, "output": 0.6, "cached_input": 0.075},
         "replicas": 2,
     },
