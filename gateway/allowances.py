@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allowances of callers: what a request may take of its key's limits and budget, reserved and settled."""
+"""The allowances of callers: what a request may take of limits and budgets, reserved and settled."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import MappingProxyType
 
 import msgspec
 
@@ -14,7 +15,9 @@ from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
 from gateway.answer import Answer
 from gateway.ledger.budgets import Budgets
+from gateway.limits.key_limits import KeyLimits
 from gateway.limits.limit_keeper import LimitKeeper, Reserved
+from gateway.limits.refusals import holder_of, tenant_account
 
 # For the reservation alone: what is not taken comes back with the end of the request.
 _CHARS_PER_TOKEN = 4
@@ -22,30 +25,47 @@ _USUAL_ANSWER = 512  # of one that may be as long as the model allows
 
 
 class Allowances:
-    """The allowances of all callers.
+    """The allowances of all callers: of their keys, and of the tenants on whose behalf these call.
 
     Args:
         limits: keep the use of limits.
-        budgets: None: no ledger is kept, and keys with a budget are refused.
+        budgets: None: no ledger is kept, and whoever has a budget is refused.
+        tenants: limits of tenants; others have none.
     """
 
-    def __init__(self, limits: LimitKeeper, budgets: Budgets | None = None) -> None:
-        self._limits, self._budgets = limits, budgets
+    def __init__(
+        self,
+        limits: LimitKeeper,
+        budgets: Budgets | None = None,
+        tenants: Mapping[str, KeyLimits] = MappingProxyType({}),
+    ) -> None:
+        self._limits, self._budgets, self._tenants = limits, budgets, dict(tenants)
 
     @asynccontextmanager
-    async def reserved(self, answer: Answer, caller: Caller) -> AsyncIterator[Reserved]:
+    async def reserved(self, answer: Answer, caller: Caller) -> AsyncIterator["Allowed"]:
         """Reserve what an answer may take to the end of the block, and settle what it took.
 
         Raises:
-            ApiError: a limit or the budget is reached (429), or neither can be asked (503).
+            ApiError: a limit or a budget is reached (429), or neither can be asked (503).
         """
+        accounts = [(caller.key_id, caller.limits)]
+        if caller.tenant in self._tenants:
+            accounts.append((tenant_account(caller.tenant), self._tenants[caller.tenant]))
         estimate = _estimate(answer.asked)
-        async with self._limits.reserved(caller.key_id, caller.limits, tokens=estimate.total_tokens) as reserved:
-            has_budget = caller.limits.has_budget
-            if has_budget:
-                await self._known_budgets().reserve(
-                    answer.id, caller.key_id, caller.limits, nano_usd=answer.model.cost_nano_usd(estimate)
-                )
+        async with AsyncExitStack() as stack:
+            yield Allowed([
+                await stack.enter_async_context(self._of_account(account, limits, answer, estimate))
+                for account, limits in accounts
+            ])  # fmt: skip
+
+    @asynccontextmanager
+    async def _of_account(
+        self, account: str, limits: KeyLimits, answer: Answer, estimate: Usage
+    ) -> AsyncIterator[Reserved]:
+        async with self._limits.reserved(account, limits, tokens=estimate.total_tokens) as reserved:
+            budgets = self._known_budgets(account) if limits.has_budget else None
+            if budgets is not None:
+                await budgets.reserve(answer.id, account, limits, nano_usd=answer.model.cost_nano_usd(estimate))
             taken: Usage | None = None
             try:
                 yield reserved
@@ -56,18 +76,33 @@ class Allowances:
             finally:
                 taken = taken or answer.deltas.usage
                 reserved.settle(taken.total_tokens)
-                if has_budget:
+                if budgets is not None:
                     cost = answer.model.cost_nano_usd(answer.deltas.usage)  # as the ledger has it
-                    self._known_budgets().settle(answer.id, caller.key_id, nano_usd=cost)
+                    budgets.settle(answer.id, account, nano_usd=cost)
 
-    def _known_budgets(self) -> Budgets:
+    def _known_budgets(self, account: str) -> Budgets:
         if self._budgets is None:
             raise ApiError(
-                "this key has a budget, and this gateway keeps no ledger to tell what was spent; tell its operator",
+                f"{holder_of(account)} has a budget, and this gateway keeps no ledger to tell what was spent; tell its "
+                "operator",
                 code="unavailable",
                 status=503,
             )
         return self._budgets
+
+
+class Allowed:
+    """The parts that one answer has of its caller's limits. Args: `parts`: the key's first."""
+
+    def __init__(self, parts: Sequence[Reserved]) -> None:
+        self._parts = parts
+
+    def headers(self) -> dict[str, str]:
+        """Return OpenAI's headers about the limits: the key's, and the tenant's where the key has none."""
+        found: dict[str, str] = {}
+        for part in reversed(self._parts):
+            found |= part.headers()
+        return found
 
 
 def _estimate(asked: Asked) -> Usage:

@@ -75,9 +75,9 @@ class Answering:
         Raises:
             ApiError: a limit or a budget is reached (429), or the answer failed before its first byte.
         """
-        async with self._allowances.reserved(answer, caller) as reserved:
+        async with self._allowances.reserved(answer, caller) as allowed:
             running = RunningAnswer(
-                answer.id, answer.asked, answer.model, answer.deltas, caller, self._observers, reserved
+                answer.id, answer.asked, answer.model, answer.deltas, caller, self._observers, allowed
             )
             try:
                 yield running

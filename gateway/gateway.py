@@ -4,7 +4,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from clients.access import NO_ACCESS, Access
@@ -21,6 +22,7 @@ from gateway.health_routes import HealthRoutes
 from gateway.http_server import HttpServer, Route
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.ledger import Ledger
+from gateway.limits.key_limits import KeyLimits
 from gateway.limits.limit_keeper import LimitKeeper
 from gateway.limits.limiter import Limiter
 from gateway.limits.redis_place import RedisPlace
@@ -70,6 +72,7 @@ class Gateway:
         keys: store of the keys that they bring, in place of a file; whoever opened it closes it.
         ledger: of the requests; whoever entered it leaves it. None: none is kept.
         redis: has the use of limits, for several gateways; None: this process has it.
+        tenants: limits of tenants; others have none.
 
     Raises:
         SpecError: a file of either access cannot be used.
@@ -85,13 +88,14 @@ class Gateway:
         keys: "KeyStore | None" = None,
         ledger: Ledger | None = None,
         redis: RedisPlace | None = None,
+        tenants: Mapping[str, KeyLimits] = MappingProxyType({}),
         limits: Limits = _USUAL,
     ) -> None:
         check_access(server_access)
         access.keys()
         self.models = models
         self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
-        self._keys, self._ledger, self._redis = keys, ledger, redis
+        self._keys, self._ledger, self._redis, self._tenants = keys, ledger, redis, tenants
         self._tls = access.tls()
 
     @property
@@ -119,7 +123,7 @@ class Gateway:
             generation = Generation(pool, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
             answering = Answering(
-                self.models, generation, Observers(metrics, self._ledger), Allowances(limiter, budgets)
+                self.models, generation, Observers(metrics, self._ledger), Allowances(limiter, budgets, self._tenants)
             )
             sockets = ResponseSockets(answering, callers, max_bytes=self._limits.max_body_bytes)
             server = HttpServer(

@@ -22,6 +22,7 @@ from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger, journal_of
 from gateway.ledger.open_ledger import open_ledger
 from gateway.limits.redis_place import RedisPlace
+from gateway.limits.tenant_limits import tenant_limits
 from gateway.served_models import models_of
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
@@ -158,6 +159,7 @@ def serve(
             access=ours,
             keys=store,
             ledger=written,
+            tenants=tenant_limits(spec.gateway),
             redis=None if limits is None else RedisPlace(limits, admits_when_away=admits),
             limits=Limits(
                 timeout_s=timeout_s,

@@ -8,10 +8,10 @@ import msgspec
 from clients.openai_api.answer_deltas import AnswerDeltas, Piece
 from clients.openai_api.asked import Asked, Endpoint
 from gateway.access.caller import Caller
+from gateway.allowances import Allowed
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_row import LedgerRow
-from gateway.limits.limit_keeper import Reserved
 from gateway.request_watch import RequestWatch
 from gateway.served_models import ServedModel
 
@@ -38,7 +38,7 @@ class RunningAnswer:
     Args:
         answer_id: without the prefix of its kind.
         deltas: read the chunks, and know what they took.
-        reserved: the part of the caller's limits that the answer has.
+        allowed: what the answer has of the caller's limits.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class RunningAnswer:
         deltas: AnswerDeltas,
         caller: Caller,
         observers: Observers,
-        reserved: Reserved,
+        allowed: Allowed,
     ) -> None:
-        self._reserved = reserved
+        self._allowed = allowed
         self._endpoint, self._model, self._deltas, self._observers = asked.endpoint, model, deltas, observers
         self._watch = RequestWatch()
         self._row = LedgerRow(
@@ -67,7 +67,7 @@ class RunningAnswer:
 
     def headers(self) -> dict[str, str]:
         """Return the headers about the caller's limits."""
-        return self._reserved.headers()
+        return self._allowed.headers()
 
     def note(self, piece: Piece) -> None:
         """Note a piece that goes to the caller now."""

@@ -12,7 +12,7 @@ from gateway.access.caller import Role
 from gateway.access.key_record import KeyRecord
 from gateway.access.key_wishes import key_named, new_key_of
 from gateway.access.open_keys import open_keys
-from gateway.limits.key_limits import KeyLimits
+from gateway.limits.key_limits import KeyLimits, nano_usd
 from trireme.base.text_tables import TextTable, print_tables
 
 _KeysOption = Annotated[
@@ -70,9 +70,7 @@ def create(
     \b
     Exit codes: 0 the key is printed; 1 the database is away; 2 an option or the place is wrong, or the name is taken.
     """
-    limits = KeyLimits(
-        requests_per_minute, tokens_per_minute, streams, _nano_usd(usd_per_day), _nano_usd(usd_per_month)
-    )
+    limits = KeyLimits(requests_per_minute, tokens_per_minute, streams, nano_usd(usd_per_day), nano_usd(usd_per_month))
     wish = new_key_of(name, tenant=tenant, role=role, models=models, expires=expires, now_s=time.time(), limits=limits)
     with open_keys(keys) as store:
         key = store.create(wish)
@@ -157,10 +155,6 @@ def _limits_shown(limits: KeyLimits) -> str:
     return ", ".join(shown) or "none"
 
 
-def _nano_usd(usd: float | None) -> int | None:
-    return None if usd is None else round(usd * _NANO)
-
-
 def _limits_told(limits: KeyLimits) -> dict[str, float | None]:
     return {
         "requests_per_minute": limits.requests_per_minute,
@@ -171,8 +165,8 @@ def _limits_told(limits: KeyLimits) -> dict[str, float | None]:
     }
 
 
-def _usd(nano_usd: int | None) -> float | None:
-    return None if nano_usd is None else nano_usd / _NANO
+def _usd(nano: int | None) -> float | None:
+    return None if nano is None else nano / _NANO
 
 
 def _told(record: KeyRecord) -> dict[str, object]:

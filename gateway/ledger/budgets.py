@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from clients.openai_api.api_error import ApiError
 from gateway.ledger.ledger_row import SECONDS_A_DAY
 from gateway.limits.key_limits import KeyLimits
+from gateway.limits.refusals import holder_of
 from trireme.base.errors import ServingError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Budgets:
             (limits.nano_usd_per_month, month, "month", next_month),
         ):
             if most is not None and (spent := spending.since(since)) + nano_usd > most:
-                raise _used_up(most, spent, nano_usd, word, ends, now)
+                raise _used_up(key_id, most, spent, nano_usd, word, ends, now)
         spending.charges[request_id] = Charge(today, nano_usd)
 
     def settle(self, request_id: str, key_id: str, *, nano_usd: int) -> None:
@@ -173,10 +174,10 @@ def _day_of(moment: datetime) -> int:
     return int(moment.timestamp()) // SECONDS_A_DAY
 
 
-def _used_up(most: int, spent: int, wanted: int, word: str, ends: datetime, now: datetime) -> ApiError:
+def _used_up(account: str, most: int, spent: int, wanted: int, word: str, ends: datetime, now: datetime) -> ApiError:
     return ApiError(
-        f"this key may spend ${most / _NANO:.2f} a {word}; ${spent / _NANO:.6f} are spent or reserved, and this "
-        f"request may take ${wanted / _NANO:.6f}; ask for fewer tokens, or go on from {ends:%Y-%m-%dT%H:%M:%SZ}",
+        f"{holder_of(account)} may spend ${most / _NANO:.2f} a {word}; ${spent / _NANO:.6f} are spent or reserved, and "
+        f"this request may take ${wanted / _NANO:.6f}; ask for fewer tokens, or go on from {ends:%Y-%m-%dT%H:%M:%SZ}",
         code="insufficient_quota",
         status=429,
         retry_after_s=(ends - now).total_seconds(),

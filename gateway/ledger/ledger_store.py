@@ -13,6 +13,7 @@ from gateway.database.named_place import LEDGER_OPTION
 from gateway.database.tables import REQUESTS, SPENDING
 from gateway.ledger.ledger_row import UNSETTLED, LedgerRow
 from gateway.ledger.usage_sum import GROUPS, UsageSum
+from gateway.limits.refusals import tenant_account
 from trireme.base.store_place import StorePlace
 
 T = TypeVar("T")
@@ -62,6 +63,8 @@ class LedgerStore:
                 for row in part:
                     if row.cost_nano_usd and row.id in added:
                         spent[row.key_id, row.day] += row.cost_nano_usd
+                        if row.tenant:
+                            spent[tenant_account(row.tenant), row.day] += row.cost_nano_usd
             _add_spending(connection, spent)
 
     def usage(self, by: Sequence[str], *, since_day: int, until_day: int) -> list[UsageSum]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class KeyLimits(NamedTuple):
-    """The limits of one key; None: there is none.
+    """The limits of a key, or of a tenant; None: there is none.
 
     Attributes:
         requests_per_minute: that may begin.
@@ -33,3 +33,8 @@ class KeyLimits(NamedTuple):
 
 
 NO_LIMITS = KeyLimits()
+
+
+def nano_usd(usd: float | None) -> int | None:
+    """Return dollars in billionths."""
+    return None if usd is None else round(usd * 10**9)

@@ -38,9 +38,9 @@ class Limiter:
         for name, bucket in use.buckets.items():
             amount = min(wanted[name], bucket.per_minute)  # what never fits goes when all is there
             if (wait_s := bucket.wait_s(amount, now_s)) > 0:
-                raise used_up(name, bucket.per_minute, wait_s, use.headers(now_s))
+                raise used_up(key_id, name, bucket.per_minute, wait_s, use.headers(now_s))
         if limits.streams is not None and use.num_running >= limits.streams:
-            raise too_many_run(use.num_running, use.headers(now_s))
+            raise too_many_run(key_id, use.num_running, use.headers(now_s))
         for name, bucket in use.buckets.items():
             bucket.take(wanted[name], now_s)
         use.num_running += 1

@@ -202,9 +202,9 @@ class RedisLimiter:
                 self._running.setdefault(key_id, set()).add(request_id)
                 return RedisReservation(request_id, headers)
             case "streams":
-                raise too_many_run(num_running, headers)
+                raise too_many_run(key_id, num_running, headers)
             case unit:
-                raise used_up(unit, dict(_rates(limits))[unit], float(wait_s), headers)
+                raise used_up(key_id, unit, dict(_rates(limits))[unit], float(wait_s), headers)
 
     def _take_back(self, key_id: str, limits: KeyLimits, request_id: str, tokens: int) -> None:
         """Take back a reservation that Redis may have made, or may yet make, without an answer."""

@@ -11,6 +11,19 @@ REQUESTS, TOKENS = "requests", "tokens"  # the units of limits, as headers and m
 _CODE = "rate_limit_exceeded"
 
 
+_TENANT = "tenant:"
+
+
+def tenant_account(tenant: str) -> str:
+    """Return the account of a tenant; that of a key is its id, in which there is no colon."""
+    return _TENANT + tenant
+
+
+def holder_of(account: str) -> str:
+    """Return the holder of an account, as messages name it."""
+    return f"tenant {account.removeprefix(_TENANT)}" if account.startswith(_TENANT) else "this key"
+
+
 class BucketState(NamedTuple):
     """How much is left of a limit.
 
@@ -35,10 +48,11 @@ def limit_headers(states: list[BucketState]) -> dict[str, str]:
     return found
 
 
-def used_up(unit: str, per_minute: int, wait_s: float, headers: Mapping[str, str]) -> ApiError:
-    """Return the error of a limit that is used up for some seconds."""
+def used_up(account: str, unit: str, per_minute: int, wait_s: float, headers: Mapping[str, str]) -> ApiError:
+    """Return the error of an account's limit that is used up for some seconds."""
     return ApiError(
-        f"this key may take {per_minute} {unit} a minute, and they are used up; try again in {math.ceil(wait_s)} s",
+        f"{holder_of(account)} may take {per_minute} {unit} a minute, and they are used up; try again in "
+        f"{math.ceil(wait_s)} s",
         code=_CODE,
         status=429,
         retry_after_s=wait_s,
@@ -46,10 +60,10 @@ def used_up(unit: str, per_minute: int, wait_s: float, headers: Mapping[str, str
     )
 
 
-def too_many_run(num_running: int, headers: Mapping[str, str]) -> ApiError:
-    """Return the error of a key that has as many running requests as it may."""
+def too_many_run(account: str, num_running: int, headers: Mapping[str, str]) -> ApiError:
+    """Return the error of an account that has as many running requests as it may."""
     return ApiError(
-        f"{num_running} requests of this key are running, which is its limit; try again when one has ended",
+        f"{num_running} requests of {holder_of(account)} are running, which is its limit; try again when one has ended",
         code=_CODE,
         status=429,
         retry_after_s=1.0,

@@ -61,7 +61,11 @@ BASES: dict[str, Data] = {
             "is_triton_traced": True,
         },
         "logs": {"format": "json", "requests": "failed"},
-        "gateway": {"when_limits_are_away": "admit", "aliases": {"gpt-4o": "flat"}},
+        "gateway": {
+            "when_limits_are_away": "admit",
+            "aliases": {"gpt-4o": "flat"},
+            "tenants": [{"name": "acme", "requests_per_minute": 60, "usd_per_day": 5.0}],
+        },
         "price": {"input": 0.15, "output": 0.6, "cached_input": 0.075},
         "replicas": 2,
     },

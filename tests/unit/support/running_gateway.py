@@ -6,12 +6,15 @@ import contextlib
 import http.client
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from gateway.access.key_store import KeyStore
 from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger
+from gateway.limits.key_limits import KeyLimits
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.http_access import HttpAccess
 from trireme.base.http_thread import listen
@@ -50,11 +53,18 @@ class RunningGateway:
         token_file: Path | None = None,
         keys: KeyStore | None = None,
         ledger: Ledger | None = None,
+        tenants: Mapping[str, KeyLimits] = MappingProxyType({}),
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
     ) -> None:
         access = HttpAccess(token_file=token_file)
         self._gateway = Gateway(
-            ServedModels(models), urls=server_urls, access=access, keys=keys, ledger=ledger, limits=limits
+            ServedModels(models),
+            urls=server_urls,
+            access=access,
+            keys=keys,
+            ledger=ledger,
+            tenants=tenants,
+            limits=limits,
         )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]

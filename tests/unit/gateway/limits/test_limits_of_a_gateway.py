@@ -79,3 +79,22 @@ def test_the_official_client_knows_the_refusal(gateway: RunningGateway, store: K
         client.completions.create(model="demo", prompt="Hi")
         with pytest.raises(openai.RateLimitError):
             client.completions.create(model="demo", prompt="Hi")
+
+
+def test_the_keys_of_a_tenant_have_its_limits_together(store: KeyStore) -> None:
+    tenants = {"acme": KeyLimits(requests_per_minute=2)}
+    with KServeServer(*story()) as server, RunningGateway(server.url, keys=store, tenants=tenants) as gateway:
+        keys = [store.create(NewKey(name, tenant="acme")) for name in ("alice", "bob")]
+        answers = [ask(gateway, key) for key in (*keys, keys[0])]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+        assert "tenant acme may take 2 requests a minute" in answers[2].json["error"]["message"]
+        assert ask(gateway, store.create(NewKey("carol", tenant="other"))).status == 200
+
+
+def test_a_key_s_own_headers_come_before_its_tenant_s(store: KeyStore) -> None:
+    tenants = {"acme": KeyLimits(requests_per_minute=100, tokens_per_minute=5000)}
+    with KServeServer(*story()) as server, RunningGateway(server.url, keys=store, tenants=tenants) as gateway:
+        answer = ask(gateway, store.create(NewKey("alice", tenant="acme", limits=KeyLimits(requests_per_minute=3))))
+        assert answer.headers["x-ratelimit-limit-requests"] == "3"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "5000"
