@@ -87,7 +87,7 @@ def stratified(found: Accepted, count: int) -> Accepted:
 def test_of_each_kind_some_that_were_accepted_load_and_answer(folder: Path) -> None:
     chosen = stratified(accepted(OF, folder), SAMPLE)
     assert len(chosen) == SAMPLE
-    assert {mutation.kind for mutation, _ in chosen} == ACCEPTED_KINDS
+    assert {mutation.kind for mutation, _ in chosen} - RARELY_ACCEPTED == ACCEPTED_KINDS
     assert sum(load(pack, folder) for pack in packs(chosen)) == SAMPLE
 
 
