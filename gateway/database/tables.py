@@ -71,7 +71,8 @@ REQUESTS = Table(
     Index("gateway_requests_by_day", "day"),
 )
 
-# The sums of the costs above, for budgets: written in the same transaction as the requests.
+# The sums of the costs above, for budgets: written in the same transaction as the requests. `key_id` is that of a key,
+# or the account of a tenant (`tenant:NAME`).
 SPENDING = Table(
     "gateway_spending",
     METADATA,

@@ -106,6 +106,11 @@ class Budgets:
     def settle(self, request_id: str, key_id: str, *, nano_usd: int) -> None:
         """Put the cost of a request that has ended in the place of what was reserved."""
         charges = self._keys[key_id].charges
+        if (
+            not nano_usd
+        ):  # it adds nothing; one that another limit refused comes into no ledger, and would stay for ever
+            del charges[request_id]
+            return
         charges[request_id] = Charge(charges[request_id].day, nano_usd, is_over=True)
 
     async def refresh(self) -> None:

@@ -26,7 +26,7 @@ _log = logging.getLogger("trireme.gateway")
 
 @dataclass
 class _Place:
-    """How far a file is read, and the requests that have begun up to there, and not ended."""
+    """A place in a file up to which it is read, and the requests that have begun there and not ended."""
 
     offset: int = 0
     running: dict[str, LedgerRow] = field(default_factory=dict)

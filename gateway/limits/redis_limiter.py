@@ -115,6 +115,10 @@ redis.call('EXPIRE', KEYS[2], math.ceil(tonumber(ARGV[1]) + tonumber(ARGV[2])))
 """
 
 
+class _NotAskedError(RedisError):
+    """A question that was not sent, for Redis was away a moment ago."""
+
+
 class _Settlement(NamedTuple):
     """The amounts that a request takes beside what it has reserved, and of which Redis has not been told."""
 
@@ -187,7 +191,8 @@ class RedisLimiter:
         try:
             answer = await self._ask(self._reserve, key_id, arguments)
         except (RedisError, OSError, TimeoutError) as exc:
-            self._take_back(key_id, limits, request_id, tokens)
+            if not isinstance(exc, _NotAskedError):
+                self._take_back(key_id, limits, request_id, tokens)
             self._tell_away(exc)
             if self._admits:
                 return None
@@ -230,7 +235,7 @@ class RedisLimiter:
 
     async def _ask(self, script: Any, key_id: str, arguments: list[Any]) -> Any:
         if self._now_s() < self._away_until_s:
-            raise RedisError("it was away a moment ago")
+            raise _NotAskedError("it was away a moment ago")
         answer = await script(keys=_keys(key_id), args=arguments)
         if self._away_until_s > -math.inf:
             self._away_until_s = -math.inf

@@ -9,8 +9,6 @@ from clients.openai_api.api_error import ApiError
 
 REQUESTS, TOKENS = "requests", "tokens"  # the units of limits, as headers and messages name them
 _CODE = "rate_limit_exceeded"
-
-
 _TENANT = "tenant:"
 
 
@@ -25,7 +23,7 @@ def holder_of(account: str) -> str:
 
 
 class BucketState(NamedTuple):
-    """How much is left of a limit.
+    """A limit with what is left of it.
 
     Attributes:
         unit: REQUESTS or TOKENS.

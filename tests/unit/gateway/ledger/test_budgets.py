@@ -134,6 +134,18 @@ def test_without_the_ledger_a_known_key_goes_on_and_an_unknown_one_waits(
     assert "by which budgets are kept, cannot be read" in caplog.text
 
 
+def test_a_request_that_another_limit_refused_leaves_nothing_behind(store: LedgerStore, clock: Clock) -> None:
+    async def work() -> None:
+        limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
+        async with Budgets(store, now_s=clock) as budgets:
+            for number in range(3):
+                await budgets.reserve(f"{number}", "k", limits, nano_usd=9 * DOLLAR)
+                budgets.settle(f"{number}", "k", nano_usd=0)
+            assert budgets._keys["k"].charges == {}
+
+    run(work)
+
+
 def test_a_key_that_nobody_uses_is_forgotten(store: LedgerStore, clock: Clock) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
