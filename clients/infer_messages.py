@@ -72,6 +72,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_num_cached_tokens: bool | None = None
     return_finish_reason: bool | None = None
     return_release: bool | None = None
+    return_token_ids: bool | None = None
+    continued_ids: tuple[int, ...] | None = None  # with which the answer begins; they were made elsewhere
     # For a deployment with admission.
     priority: int | None = None  # 1 premium, 2 standard, 3 batch
     tenant: str | None = None
@@ -103,6 +105,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     perf: dict[str, float] | None = None  # up to this chunk, by the outputs' names
     release: int | None = None  # that answers, with the first chunk
     num_cached_tokens: int | None = None  # of the prompt, with the last chunk, where the engine tells
+    token_ids: tuple[int, ...] | None = None  # of this chunk
 
 
 _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)
@@ -240,6 +243,7 @@ def _chunk(raw: dict[str, bytes], *, is_final: bool, received_ns: int) -> Genera
         sequence_index=_count(raw.get("sequence_index")),
         release=_count(raw.get("release")),
         num_cached_tokens=_count(raw.get("num_cached_tokens")),
+        token_ids=_ids(raw.get("token_ids")),
         log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
         cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
         perf={name: _one(name, raw[name]) for name in _PERF if name in raw}
@@ -265,6 +269,14 @@ def _elements(raw: bytes) -> list[bytes]:
     if not elements or start != len(raw):
         raise ValueError(f"a text tensor of {len(raw)} bytes does not hold whole texts")
     return elements
+
+
+def _ids(raw: bytes | None) -> tuple[int, ...] | None:
+    if raw is None:
+        return None
+    if len(raw) % 4:
+        raise ValueError(f"token_ids has {len(raw)} bytes")
+    return tuple(token_id for (token_id,) in struct.iter_unpack("<i", raw) if token_id >= 0)  # the rest is padding
 
 
 def _numbers(name: str, raw: bytes | None) -> tuple[float, ...] | None:

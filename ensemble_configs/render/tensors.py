@@ -126,6 +126,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_num_cached_tokens", BOOL, field="return_num_cached_tokens"),  # ours
     _option("return_finish_reason", BOOL, field="return_finish_reason"),  # ours
     _option("return_release", BOOL, field="return_release"),  # ours
+    _option("return_token_ids", BOOL, field="return_token_ids"),  # ours
     _option("num_return_sequences", INT32, field="num_return_sequences"),
     _option("beam_width", INT32, field="beam_width"),
     _option("length_penalty", FP32, engine="len_penalty", field="length_penalty"),
@@ -143,6 +144,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _array_option("prompt_embedding_table", FP16, (-1, -1), field="prompt_embedding_table"),
     _array_option("lora_weights", FP16, (-1, -1), field="lora_weights"),
     _array_option("lora_config", INT32, (-1, 3), field="lora_config"),
+    _array_option("continued_ids", INT32, (-1,), field="continued_ids"),  # ours
     _array_option("guided_decoding_guide_type", STRING, field="guide_type"),
     _array_option("guided_decoding_guide", STRING, field="guide"),
 )
@@ -274,6 +276,7 @@ RESULT_TENSORS: tuple[Tensor, ...] = (
             ("finish_reason", STRING, (1,), "return_finish_reason"),  # ours
             # Ours: with the first response; it may be another one than the model's version.
             ("release", INT32, (1,), "return_release"),
+            ("token_ids", INT32, (-1,), "return_token_ids"),  # ours: of this response, none of the prompt's
         )
     ),
     Tensor(engine="context_phase_params", data_type=UINT8, dims=(-1,), field="context_phase_params"),

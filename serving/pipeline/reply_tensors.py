@@ -78,6 +78,8 @@ def result_tensors(reply: Reply) -> dict[str, Array]:
         tensors["finish_reason"] = np.array([[reply.finish_reason.encode()]], dtype=np.object_)
     if reply.release is not None:
         tensors["release"] = np.array([[reply.release]], dtype=np.int32)
+    if reply.generated_ids is not None:
+        tensors["token_ids"] = np.array([reply.generated_ids], dtype=np.int32)
     if reply.extras is not None:
         tensors |= _logit_tensors(reply.extras)
     return tensors

@@ -11,6 +11,7 @@ import msgspec
 
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.seam.base import EngineInfo, GenerationRequest
+from serving.engines.seam.continuation import continued
 from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
 from serving.pipeline.running_request import ReplySink, RunningRequest
 from serving.pipeline.sequence_group import Member, SequenceGroup, context_of, sampling_of
@@ -126,6 +127,8 @@ class RequestSequences:
             scheduling=prompt.request.scheduling,
             tells_perf=options.return_perf_metrics,
         )
+        if options.continued_ids:
+            request = continued(request, options.continued_ids, key=key)
         running = RunningRequest(
             sink,
             origin.request_id,

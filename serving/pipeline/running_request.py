@@ -29,6 +29,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int | None = None  # of the prompt, with the last reply, where the engine tells
     finish_reason: FinishReason | None = None  # with the last reply
     release: int | None = None  # that answers, with the first reply
+    generated_ids: list[int] | None = None  # in this reply
     stream_state: StreamState | None = None
     log_probs: list[float] | None = None  # of the generated tokens in this reply
     cum_log_prob: float | None = None  # of all generated tokens up to here
@@ -88,6 +89,7 @@ class RunningRequest:
     is_over: bool = False  # the sink has had its last call
     # Triton frees a request with its last response: to ask for its cancellation at that moment crashes the server.
     _sink_lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_continued: bool = False  # the tokens that the answer began with elsewhere are in a reply, or held
     _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
     _held_log_probs: list[float] = field(default_factory=list)
     _held_extras: ExtraOutputs | None = None
@@ -135,6 +137,9 @@ class RunningRequest:
         options, is_final = self.options, chunk.finish_reason is not None
         token_ids, log_probs = chunk.token_ids, chunk.log_probs or []
         self._cum_log_prob += sum(log_probs)
+        if options.continued_ids and not self._is_continued:
+            self._is_continued = True
+            token_ids = [*options.continued_ids, *token_ids]
         if not options.is_streaming:
             self._held_ids += token_ids
             self._held_log_probs += log_probs
@@ -154,6 +159,7 @@ class RunningRequest:
             num_cached_tokens=self._num_cached_tokens(chunk) if is_final and options.return_num_cached_tokens else None,
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
             release=self.release if options.return_release and not self.num_replies else None,
+            generated_ids=token_ids if options.return_token_ids else None,
             stream_state=self._stream_state(is_final, len(prompt)),
             log_probs=log_probs if self.returns_log_probs else None,
             cum_log_prob=self._cum_log_prob if self.returns_log_probs else None,

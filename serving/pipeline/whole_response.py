@@ -14,7 +14,7 @@ from serving.engines.seam.packed_array import Array
 from serving.requests.stream_state import CONTEXT_PADDING
 from serving.requests.tensor_sink import Tensors, TensorSink
 
-_FILLERS = {"output_ids": -1, "stream_state": CONTEXT_PADDING}
+_FILLERS = {"output_ids": -1, "token_ids": -1, "stream_state": CONTEXT_PADDING}
 _FLAT = "text_output"  # [beams], without a batch dimension
 
 

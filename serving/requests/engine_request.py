@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT, BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
 from serving.engines.seam.base import EngineInfo, SamplingParams
+from serving.engines.seam.continuation import first_inexact
 from serving.engines.seam.packed_array import PackedArray
 from serving.engines.seam.request_limits import unsupported_error
 from serving.engines.seam.scheduling import Scheduling, tenant_name
@@ -45,6 +46,8 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_num_cached_tokens: bool = False
     return_finish_reason: bool = False
     return_release: bool = False
+    return_token_ids: bool = False
+    continued_ids: list[int] = []  # with which the answer begins; the engine goes on behind them
     return_perf_metrics: bool = False
     # None: one, or all beams of a beam search.
     num_return_sequences: Annotated[int, msgspec.Meta(ge=1, le=KEYS_PER_REQUEST)] | None = None
@@ -118,7 +121,10 @@ class RequestDecoder:
         )
         _check_beams(request)
         _check_logits(request, self._info.vocab_size)
-        return self._check_lengths(request)
+        self._check_lengths(request)
+        if responses.continued_ids:
+            self._check_continued(request, names)
+        return request
 
     def _sampling(self, values: dict[str, object], names: Mapping[str, str]) -> SamplingParams:
         if values.get("top_p_reset_id") == -1:
@@ -147,16 +153,13 @@ class RequestDecoder:
                 )
         return Scheduling(**values)  # type: ignore[arg-type]
 
-    def _check_lengths(self, request: DecodedRequest) -> DecodedRequest:
+    def _check_lengths(self, request: DecodedRequest) -> None:
         ids, declared = request.options.input_ids, request.options.input_length
         if not ids:
             raise RequestError("input_ids is empty; send at least one token", field="input_ids")
         if declared is not None and declared != len(ids):
             raise out_of_range("input_lengths", declared, f"{len(ids)}, the number of input_ids")
-        num_ids = self._info.vocab_size + num_virtual_tokens(request.sampling)
-        if min(ids) < 0 or max(ids) >= num_ids:
-            bad = next(i for i in ids if not 0 <= i < num_ids)
-            raise out_of_range("input_ids", bad, f"0 to {num_ids - 1}, the model's vocabulary")
+        _check_vocabulary("input_ids", ids, self._info.vocab_size + num_virtual_tokens(request.sampling))
         limit = self._info.max_seq_len
         if request.sampling.max_tokens > limit - len(ids):
             raise out_of_range(
@@ -164,7 +167,33 @@ class RequestDecoder:
                 request.sampling.max_tokens,
                 f"1 to {limit - len(ids)} for this prompt ({limit} tokens of prompt and output together)",
             )
-        return request
+
+    def _check_continued(self, request: DecodedRequest, names: Mapping[str, str]) -> None:
+        """Refuse an answer that would not go on as it would have, and one that is at its end."""
+        sampling, ids = request.sampling, request.options.continued_ids
+        _check_vocabulary("continued_ids", ids, self._info.vocab_size)
+        field = first_inexact(sampling) or ("return_log_probs" if sampling.return_log_probs else None)
+        if field is None and (request.options.num_return_sequences or 1) > 1:
+            field = "num_return_sequences"
+        if field is not None:
+            name = names.get(field, field)
+            raise RequestError(
+                f"{name} does not go with continued_ids: what it says of tokens that were made elsewhere is not known "
+                "here; leave either out",
+                field=name,
+            )
+        if len(ids) >= sampling.max_tokens:
+            raise out_of_range(
+                "continued_ids",
+                f"{len(ids)} ids",
+                f"fewer than max_tokens ({sampling.max_tokens}), of which these ids are a part",
+            )
+
+
+def _check_vocabulary(name: str, ids: list[int], num_ids: int) -> None:
+    if min(ids) < 0 or max(ids) >= num_ids:
+        bad = next(i for i in ids if not 0 <= i < num_ids)
+        raise out_of_range(name, bad, f"0 to {num_ids - 1}, the model's vocabulary")
 
 
 def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequest:

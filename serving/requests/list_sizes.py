@@ -7,6 +7,7 @@ from trireme.base.errors import RequestError
 # Values for tokens of a sequence: there are no more of them than the engine takes.
 _OF_TOKENS = frozenset(
     {
+        "continued_ids",
         "decoder_input_ids",
         "draft_input_ids",
         "input_ids",

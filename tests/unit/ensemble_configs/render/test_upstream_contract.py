@@ -37,7 +37,7 @@ MULTIMODAL = {
 }  # fmt: skip
 OURS = {
     "messages", "MESSAGES", "tools", "TOOLS", "lora_name", "return_finish_reason", "finish_reason", "return_release",
-    "release", "return_num_cached_tokens", "num_cached_tokens",
+    "release", "return_num_cached_tokens", "num_cached_tokens", "return_token_ids", "token_ids", "continued_ids",
     "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE",
     *(row.engine for row in SCHEDULING_INPUTS),
 }  # fmt: skip

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
+from recording_tensor_sink import RecordingTensorSink
 from simulated_release import DEMO_ENGINE
 from text_bench import Owner, ask, wait_until
 
@@ -97,6 +98,37 @@ def test_beams_are_whole_texts_whether_others_accumulate_or_not(tmp_path: Path) 
     owner.close()
     assert texts[0] == texts[1]
     assert len(set(texts[0])) == 3
+
+
+def answer_of(sink: RecordingTensorSink) -> tuple[str, list[int], int, int, str]:
+    """Return text, token ids, both counts and the end of an answer whose counts and ids were asked for."""
+    text = "".join(sink.texts())
+    ids = [token_id for response in sink.responses for token_id in response["token_ids"].reshape(-1).tolist()]
+    num_output = sum(response["num_output_tokens"].item() for response in sink.responses)
+    last = sink.responses[-1]
+    return text, ids, last["num_input_tokens"].item(), num_output, last["finish_reason"].item().decode()
+
+
+RETURNED = ("return_token_ids", "return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
+
+
+@pytest.mark.parametrize("is_streaming", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.9, "min_tokens": 25}, {"stop_words": "STOP"}], ids=str)
+def test_an_answer_goes_on_from_any_token_as_if_it_had_never_stopped(
+    delta: TextPipeline, more: dict[str, object], *, is_streaming: bool
+) -> None:
+    asked: dict[str, object] = {"max_tokens": 30, "stream": is_streaming, **dict.fromkeys(RETURNED, True), **more}
+    if "top_p" in more:
+        asked["seed"] = np.array([[7]], dtype=np.uint64)  # the simulated engine's draws do not begin anew
+    if "stop_words" in more:
+        whole = "".join(ask(delta.start, max_tokens=30).texts())
+        asked["stop_words"] = whole[40:48]  # it may begin in one part, and end in the other
+    undisturbed = answer_of(ask(delta.start, **asked))
+    ids = undisturbed[1]
+    assert len(ids) > 10
+    for num_known in range(1, len(ids)):
+        known = np.array([ids[:num_known]], dtype=np.int32)
+        assert answer_of(ask(delta.start, **asked, continued_ids=known)) == undisturbed
 
 
 @pytest.mark.parametrize("name", ["image_input", "image_bytes_input", "image_url_input", "video_bytes_input"])

@@ -116,6 +116,8 @@ VALUES: dict[str, tuple[object, object]] = {
     "return_num_cached_tokens": (True, True),
     "return_finish_reason": (True, True),
     "return_release": (True, True),
+    "return_token_ids": (True, True),
+    "continued_ids": ([8, 9], [8, 9]),
     "num_return_sequences": (3, 3),
     "return_log_probs": (True, True),
     "return_perf_metrics": (True, True),
@@ -535,3 +537,29 @@ def test_without_admission_a_wish_about_when_to_run_is_refused_and_not_ignored(n
     error = refusal(info, **{name: VALUES[name][0]})
     assert error.facts["field"] == name
     assert "name `admission` in it" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "field"),
+    [
+        ({"continued_ids": [8, 100]}, "continued_ids"),
+        ({"continued_ids": [-1]}, "continued_ids"),
+        ({"continued_ids": [8, 9, 8, 9]}, "continued_ids"),  # max_tokens are 4
+        ({"continued_ids": [8], "num_return_sequences": 2}, "num_return_sequences"),
+        ({"continued_ids": [8], "return_log_probs": True}, "return_log_probs"),
+        ({"continued_ids": [8], "repetition_penalty": 1.5}, "repetition_penalty"),
+        ({"continued_ids": [8], "beam_width": 2}, "beam_width"),
+        ({"continued_ids": [8], "guided_decoding_guide_type": [b"json"]}, "guided_decoding_guide_type"),
+    ],
+    ids=["vocabulary", "negative", "at its end", "several", "log probs", "penalty", "beams", "guide"],
+)
+def test_an_answer_that_could_not_go_on_as_it_would_have_is_refused(tensors: dict[str, object], field: str) -> None:
+    error = refusal(**tensors)
+    assert error.facts["field"] == field
+    assert "continued_ids" in str(error)
+
+
+def test_an_answer_goes_on_within_the_limit_that_it_began_with() -> None:
+    request = decode(continued_ids=[8, 9, 8], min_tokens=2, end_id=5, runtime_top_p=0.5, seed=3)
+    assert request.options.continued_ids == [8, 9, 8]
+    assert request.sampling.max_tokens == 4
