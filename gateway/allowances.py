@@ -65,7 +65,7 @@ class Allowances:
         async with self._limits.reserved(account, limits, tokens=estimate.total_tokens) as reserved:
             budgets = self._known_budgets(account) if limits.has_budget else None
             if budgets is not None:
-                await budgets.reserve(answer.id, account, limits, nano_usd=answer.model.cost_nano_usd(estimate))
+                await budgets.reserve(answer.id, account, limits, nano_usd=answer.most_nano_usd(estimate))
             taken: Usage | None = None
             try:
                 yield reserved
@@ -74,10 +74,10 @@ class Allowances:
                     taken = estimate
                 raise
             finally:
-                taken = taken or answer.deltas.usage
+                taken = taken or answer.usage
                 reserved.settle(taken.total_tokens)
                 if budgets is not None:
-                    cost = answer.model.cost_nano_usd(answer.deltas.usage)  # as the ledger has it
+                    cost = answer.cost_nano_usd(answer.usage)  # as the ledger has it
                     budgets.settle(answer.id, account, nano_usd=cost)
 
     def _known_budgets(self, account: str) -> Budgets:

@@ -1,34 +1,154 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An answer that has not begun: what was asked, the model that answers, and the readers of its chunks."""
+"""An answer: what was asked, and the pieces of it by the first of a chain of models that can."""
 
+import asyncio
+import contextlib
+import logging
 import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
-from clients.openai_api.answer_deltas import AnswerDeltas
+from clients.openai_api.answer_deltas import Usage
+from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
-from gateway.generation import Chunks, Generation
-from gateway.served_models import ServedModel
+from gateway.attempt import Answerer, Attempt, Pieces
+from gateway.servers.failures import may_do_better
+from trireme.base.errors import ServerError, ServingError, Unavailable
+
+_log = logging.getLogger("trireme.gateway")
+
+
+class Step(NamedTuple):
+    """A step of a chain.
+
+    Attributes:
+        first_token_s: how long the step may take to begin its answer, before the next one is asked; None: any time.
+    """
+
+    answerer: Answerer
+    first_token_s: float | None = None
 
 
 class Answer:
-    """An answer that has not begun yet.
+    """An answer that has not begun yet, or runs.
+
+    Args:
+        chain: the model that was asked for, and what stands in for it, in this order.
 
     Attributes:
         id: without the prefix of its kind.
         asked: what was asked for.
-        model: that answers.
-        deltas: reads the chunks.
+
+    Raises:
+        ApiError: the model that was asked for cannot do what is asked.
     """
 
-    def __init__(self, asked: Asked, model: ServedModel, generation: Generation) -> None:
+    def __init__(self, asked: Asked, chain: Sequence[Step]) -> None:
         self.id = secrets.token_hex(12)
-        self.asked, self.model = asked, model
-        self.deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)])
-        self._generation = generation
+        self.asked = asked
+        self._chain = chain
+        self._step = chain[0]
+        # Nobody can tell when an answer that comes whole has begun: where that matters, it streams to the gateway.
+        self._is_streaming = asked.is_streaming or any(step.first_token_s is not None for step in chain)
+        self._attempt = self._begin(chain[0])
 
-    def chunks(self) -> Chunks:
-        """Yield each chunk with the index of its request; closing the iterator cancels the requests on the server.
+    @property
+    def model(self) -> str:
+        """Return the name of the model that was asked for."""
+        return self._chain[0].answerer.name
+
+    @property
+    def answered_by(self) -> str:
+        """Return the name of the model that answers, so far."""
+        return self._step.answerer.name
+
+    @property
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+        return self._attempt.usage
+
+    @property
+    def release(self) -> int | None:
+        """Return the release that answers; None: it has not told, or has none."""
+        return self._attempt.release
+
+    @property
+    def finish_reason(self) -> str:
+        """Return OpenAI's words for how the choices have ended, each once; "": none has."""
+        return self._attempt.finish_reason
+
+    def cost_nano_usd(self, usage: Usage) -> int:
+        """Return what tokens cost by the prices of the model that answers, in billionths of a US dollar."""
+        return self._step.answerer.cost_nano_usd(usage)
+
+    def most_nano_usd(self, usage: Usage) -> int:
+        """Return what tokens cost at most, whichever model answers."""
+        return max(step.answerer.cost_nano_usd(usage) for step in self._chain)
+
+    async def pieces(self) -> Pieces:
+        """Yield the pieces of the answer, by the first step of the chain that begins one.
 
         Raises:
-            ServingError: one of the requests failed; the others are cancelled.
+            ServingError: no step could; it is that of the model which was asked for. Or a step failed that had begun.
         """
-        return self._generation.chunks(self.asked, self.model)
+        first: ServingError | None = None
+        for step in self._chain:
+            if step is not self._step and not self._may_stand_in(step):
+                continue
+            has_begun = False
+            try:
+                async with contextlib.aclosing(self._attempt.pieces()) as pieces:
+                    async with _beginning(step):
+                        piece = await anext(pieces, None)
+                    while piece is not None:
+                        has_begun = True
+                        yield piece
+                        piece = await anext(pieces, None)
+                    _check_begun(has_begun=has_begun)
+            except ServingError as exc:
+                if has_begun or (first is None and not may_do_better(exc)):
+                    raise
+                if first is not None:
+                    _log.warning("%s does not answer in place of %s: %s", self.answered_by, self.model, exc.message)
+                first = first or exc
+            else:
+                return
+        assert first is not None
+        self._step = self._chain[0]
+        raise first
+
+    def _may_stand_in(self, step: Step) -> bool:
+        """Return whether a step can do what is asked; it is the step that answers, then."""
+        try:
+            self._attempt = self._begin(step)
+        except ApiError as exc:
+            _log.warning("%s cannot answer in place of %s: %s", step.answerer.name, self.model, exc.message)
+            return False
+        self._step = step
+        _log.warning("%s answers in place of %s", step.answerer.name, self.model)
+        return True
+
+    def _begin(self, step: Step) -> Attempt:
+        return step.answerer.attempt(self.asked, is_streaming=self._is_streaming)
+
+
+def _check_begun(*, has_begun: bool) -> None:
+    if not has_begun:
+        raise ServerError("the server ended an answer that it had not begun")
+
+
+@contextlib.asynccontextmanager
+async def _beginning(step: Step) -> AsyncIterator[None]:
+    """Allow what happens inside the block the time that a step has to begin.
+
+    Raises:
+        Unavailable: it took longer.
+    """
+    try:
+        async with asyncio.timeout(step.first_token_s):
+            yield
+    except TimeoutError as exc:
+        raise Unavailable(
+            f"{step.answerer.name} has not begun its answer within {step.first_token_s:g} s; try again",
+            reason="first_token",
+        ) from exc

@@ -18,7 +18,7 @@ from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
 from gateway.allowances import Allowances
 from gateway.answer import Answer
-from gateway.generation import Generation
+from gateway.fallback.chains import Chains
 from gateway.running_answer import CLIENT_GONE, Observers, RunningAnswer
 from gateway.served_models import ServedModels
 from trireme.base.errors import ServingError
@@ -40,16 +40,14 @@ class Answering:
 
     Args:
         models: that callers may name.
-        generation: asks the server.
+        chains: the answerers of each.
         observers: are told of each request.
         allowances: of the callers.
     """
 
-    def __init__(
-        self, models: ServedModels, generation: Generation, observers: Observers, allowances: Allowances
-    ) -> None:
+    def __init__(self, models: ServedModels, chains: Chains, observers: Observers, allowances: Allowances) -> None:
         self.models, self.metrics = models, observers.metrics
-        self._generation, self._observers, self._allowances = generation, observers, allowances
+        self._chains, self._observers, self._allowances = chains, observers, allowances
 
     def begin(self, asked: Asked, caller: Caller) -> Answer:
         """Return the answer to what is asked.
@@ -57,16 +55,11 @@ class Answering:
         Raises:
             ApiError: there is no such model, it is not for this caller, or it cannot do what is asked.
         """
-        model = self.models.get(asked.model, caller)
-        changes: dict[str, Any] = {}
-        if model.has_admission and caller.tenant:  # whose share of the server it is
-            changes["tenant"] = caller.tenant
-        if self._observers.ledger is not None:
-            changes["return_release"] = True
-        if changes:
-            requests = tuple(msgspec.structs.replace(each, **changes) for each in asked.requests)
+        chain = self._chains.of(self.models.get(asked.model, caller), caller)
+        if caller.tenant:  # whose share of the server it is
+            requests = tuple(msgspec.structs.replace(each, tenant=caller.tenant) for each in asked.requests)
             asked = msgspec.structs.replace(asked, requests=requests)
-        return Answer(asked, model, self._generation)
+        return Answer(asked, chain)
 
     @asynccontextmanager
     async def running(self, answer: Answer, caller: Caller) -> AsyncIterator[RunningAnswer]:
@@ -76,9 +69,7 @@ class Answering:
             ApiError: a limit or a budget is reached (429), or the answer failed before its first byte.
         """
         async with self._allowances.reserved(answer, caller) as allowed:
-            running = RunningAnswer(
-                answer.id, answer.asked, answer.model, answer.deltas, caller, self._observers, allowed
-            )
+            running = RunningAnswer(answer, caller, self._observers, allowed)
             try:
                 yield running
             except ServingError as exc:
@@ -98,7 +89,7 @@ class Answering:
 
 
 def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[Mapping[str, Any]] = ()) -> Asked:
-    """Return what a body asks for, with requests that stream as the answer does.
+    """Return what a body asks for.
 
     Args:
         earlier: messages before those of the body.
@@ -110,13 +101,13 @@ def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[M
         asked = response_request_of(body, base=_BASE, chat_tokens=AS_MANY_AS_FIT)
     else:
         asked = requests_of(endpoint, body, base=_BASE, chat_tokens=AS_MANY_AS_FIT)
-    requests = [msgspec.structs.replace(request, stream=asked.is_streaming) for request in asked.requests]
-    if earlier:
-        requests = [
-            msgspec.structs.replace(request, messages=[*map(dict, earlier), *(request.messages or ())])
-            for request in requests
-        ]
-    return msgspec.structs.replace(asked, requests=tuple(requests))
+    if not earlier:
+        return asked
+    requests = tuple(
+        msgspec.structs.replace(request, messages=[*map(dict, earlier), *(request.messages or ())])
+        for request in asked.requests
+    )
+    return msgspec.structs.replace(asked, requests=requests)
 
 
 def broken(cause: Exception, asked: Asked) -> ApiError:

@@ -4,28 +4,31 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from clients.access import NO_ACCESS, Access
 from clients.streaming import AsyncTritonClient
 from clients.tls_context import check_access
+from ensemble_configs.spec.gateway_spec import GatewaySpec
 from gateway.access.caller import Callers
 from gateway.access.key_book import GRACE_S, KeyBook
 from gateway.access.token_file import TokenFile
 from gateway.allowances import Allowances
 from gateway.answering import Answering
+from gateway.attempt import ModelAnswerer
+from gateway.fallback.chains import Chains
+from gateway.fallback.managed_api import ManagedApi
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.generation import Generation
 from gateway.health_routes import HealthRoutes
 from gateway.http_server import HttpServer, Route
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.ledger import Ledger
-from gateway.limits.key_limits import KeyLimits
 from gateway.limits.limit_keeper import LimitKeeper
 from gateway.limits.limiter import Limiter
 from gateway.limits.redis_place import RedisPlace
+from gateway.limits.tenant_limits import tenant_limits
 from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
 from gateway.response_socket import ResponseSockets
@@ -59,7 +62,7 @@ class Limits(NamedTuple):
     keys_grace_s: float = GRACE_S
 
 
-_OPEN, _USUAL = HttpAccess(), Limits()
+_OPEN, _USUAL, _NO_RULES = HttpAccess(), Limits(), GatewaySpec()
 
 
 class Gateway:
@@ -72,7 +75,7 @@ class Gateway:
         keys: store of the keys that they bring, in place of a file; whoever opened it closes it.
         ledger: of the requests; whoever entered it leaves it. None: none is kept.
         redis: has the use of limits, for several gateways; None: this process has it.
-        tenants: limits of tenants; others have none.
+        rules: the deployment's for gateways.
 
     Raises:
         SpecError: a file of either access cannot be used.
@@ -88,14 +91,15 @@ class Gateway:
         keys: "KeyStore | None" = None,
         ledger: Ledger | None = None,
         redis: RedisPlace | None = None,
-        tenants: Mapping[str, KeyLimits] = MappingProxyType({}),
+        rules: GatewaySpec = _NO_RULES,
         limits: Limits = _USUAL,
     ) -> None:
         check_access(server_access)
         access.keys()
         self.models = models
         self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
-        self._keys, self._ledger, self._redis, self._tenants = keys, ledger, redis, tenants
+        self._keys, self._ledger, self._redis, self._rules = keys, ledger, redis, rules
+        self._apis = [ManagedApi(spec, timeout_s=limits.timeout_s) for spec in rules.managed_apis]
         self._tls = access.tls()
 
     @property
@@ -116,15 +120,21 @@ class Gateway:
             self._callers() as callers,
             self._limiter() as limiter,
             self._budgets() as budgets,
-            self._pool() as pool,
+            self._pool(metrics) as pool,
+            contextlib.AsyncExitStack() as stack,
         ):
             if len(pool.servers) > 1:
                 metrics.watch_servers(pool.servers)
             generation = Generation(pool, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
-            answering = Answering(
-                self.models, generation, Observers(metrics, self._ledger), Allowances(limiter, budgets, self._tenants)
+            is_billed = self._ledger is not None
+            chains = Chains(
+                [ModelAnswerer(model, generation, is_billed=is_billed) for model in self.models],
+                self._rules,
+                {api.name: await stack.enter_async_context(api) for api in self._apis},
             )
+            allowances = Allowances(limiter, budgets, tenant_limits(self._rules))
+            answering = Answering(self.models, chains, Observers(metrics, self._ledger), allowances)
             sockets = ResponseSockets(answering, callers, max_bytes=self._limits.max_body_bytes)
             server = HttpServer(
                 _routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
@@ -144,13 +154,13 @@ class Gateway:
         return KeyBook(self._keys, grace_s=self._limits.keys_grace_s)
 
     @contextlib.asynccontextmanager
-    async def _pool(self) -> AsyncIterator[ServerPool]:
+    async def _pool(self, metrics: GatewayMetrics) -> AsyncIterator[ServerPool]:
         async with contextlib.AsyncExitStack() as stack:
             servers = []
             for url in self._urls:
                 client = await stack.enter_async_context(AsyncTritonClient(url, access=self._server_access))
                 servers.append(Server(url, client, {model.triton_model for model in self.models}))
-            pool = ServerPool(servers, has_affinity=self._limits.has_affinity)
+            pool = ServerPool(servers, has_affinity=self._limits.has_affinity, on_move=metrics.note_move)
             await stack.enter_async_context(pool.followed())
             yield pool
 

@@ -22,7 +22,6 @@ from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger, journal_of
 from gateway.ledger.open_ledger import open_ledger
 from gateway.limits.redis_place import RedisPlace
-from gateway.limits.tenant_limits import tenant_limits
 from gateway.served_models import models_of
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
@@ -159,7 +158,7 @@ def serve(
             access=ours,
             keys=store,
             ledger=written,
-            tenants=tenant_limits(spec.gateway),
+            rules=spec.gateway,
             redis=None if limits is None else RedisPlace(limits, admits_when_away=admits),
             limits=Limits(
                 timeout_s=timeout_s,

@@ -48,6 +48,16 @@ class GatewayMetrics:
             "trireme_gateway_errors", "Answers that were an error, by its code", ["code"], registry=self._registry
         )
 
+        self._gap_s = self._histogram(
+            "trireme_gateway_stream_gap_seconds", "Time to the next token of a stream that went on at another server",
+            [], _TTFT_S,
+        )  # fmt: skip
+
+        self._fallbacks = Counter(
+            "trireme_gateway_fallbacks", "Answers by another model than was asked for",
+            ["gen_ai_request_model", "answered_by"], registry=self._registry,
+        )  # fmt: skip
+
     def watch_ledger(self, num_waiting_bytes: Callable[[], int]) -> None:
         """Show how much of the ledger's journal is not in its database."""
         gauge = Gauge(
@@ -80,6 +90,14 @@ class GatewayMetrics:
     def note_error(self, code: str) -> None:
         """Count an answer that is an error, or breaks off with one."""
         self._errors.labels(code).inc()
+
+    def note_fallback(self, model: str, answered_by: str) -> None:
+        """Count an answer by another model, or an API, than was asked for."""
+        self._fallbacks.labels(model, answered_by).inc()
+
+    def note_move(self, gap_s: float) -> None:
+        """Count a stream that went on at another server, after a gap."""
+        self._gap_s.observe(gap_s)
 
     def note_begin(self) -> None:
         """Count a request that is being answered from now on."""

@@ -5,6 +5,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+import msgspec
+
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.openai_api.asked import Asked
 from gateway.served_models import ServedModel
@@ -79,4 +81,6 @@ class Generation:
             await asyncio.gather(*readers, return_exceptions=True)
 
     def _ask(self, request: GenerateRequest, model: ServedModel, session: str) -> AsyncGenerator[GenerateChunk, None]:
-        return self._pool.generate(request, model=model.triton_model, timeout_s=self._timeout_s, session=session)
+        if model.has_admission and request.deadline_ms is None:  # what cannot be done in time is not begun
+            request = msgspec.structs.replace(request, deadline_ms=round(1000 * self._timeout_s))
+        return self._pool.generate(request, model=model, timeout_s=self._timeout_s, session=session)

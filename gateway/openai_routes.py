@@ -9,9 +9,8 @@ from typing import Protocol
 
 from aiohttp import web
 
-from clients.infer_messages import GenerateChunk
 from clients.openai_api.answer_deltas import Piece, Usage
-from clients.openai_api.answers import answer_body
+from clients.openai_api.answers import WholeAnswer
 from clients.openai_api.api_error import ApiError, body_of_json
 from clients.openai_api.asked import Endpoint
 from clients.openai_api.response_events import ResponseEvents, ResponseStream
@@ -84,27 +83,28 @@ class OpenAiRoutes:
 
     async def _stream(self, request: web.BaseRequest, answer: Answer, running: RunningAnswer) -> web.StreamResponse:
         """Send each chunk as events; what fails before the first one has an HTTP status of its own."""
-        events = _events(answer)
-        sent = web.StreamResponse(headers={**_EVENTS, **running.headers()})
+        events: AnswerEvents | None = None
+        sent = web.StreamResponse(headers=_EVENTS)
         try:
-            async with contextlib.aclosing(answer.chunks()) as chunks:
-                async for index, chunk in chunks:
-                    piece = answer.deltas.of(index, chunk)
+            async with contextlib.aclosing(answer.pieces()) as pieces:
+                async for piece in pieces:
                     running.note(piece)
-                    data = events.piece(piece)
-                    if not sent.prepared:
-                        data = events.begin() + data
+                    begin = b""
+                    if events is None:  # it is known now which model answers
+                        events = _events(answer)
+                        begin = events.begin()
+                        sent.headers.update(running.headers())
                         await sent.prepare(request)
-                    if data:
+                    if data := begin + events.piece(piece):
                         await _write(sent, data)
-            await sent.prepare(request)
+            assert events is not None, "an answer without a piece has failed"
             running.end()
-            await _write(sent, events.end(answer.deltas.usage))
+            await _write(sent, events.end(answer.usage))
         except (ConnectionError, TimeoutError):
             running.fail(CLIENT_GONE)
             _hang_up(request)
         except Exception as exc:  # an answer that has begun cannot become another one
-            if not sent.prepared:
+            if events is None:
                 raise
             if not isinstance(exc, ServingError):
                 _log.exception("a stream failed")
@@ -117,30 +117,24 @@ class OpenAiRoutes:
 
 
 async def _whole(answer: Answer) -> dict[str, object]:
-    asked, deltas = answer.asked, answer.deltas
-    received: list[list[GenerateChunk]] = [[] for _ in asked.requests]
-    try:
-        async with contextlib.aclosing(answer.chunks()) as chunks:
-            async for index, chunk in chunks:
-                received[index].append(chunk)
-    except BaseException:  # what has come of some requests was made, though nobody gets it
-        for index, of_one in enumerate(received):
-            for chunk in of_one:
-                deltas.of(index, chunk)
-        raise
-    now_s, model = time.time(), answer.model.name
-    if asked.endpoint is not Endpoint.RESPONSES:
-        return answer_body(asked, received, deltas, answer_id=answer.id, now_s=now_s, model=model)[0]
-    response = ResponseEvents(asked, answer_id=answer.id, now_s=now_s, model=model)
-    for chunk in received[0]:
-        response.piece(deltas.of(0, chunk))
-    response.end(deltas.usage)
-    return response.response
+    now_s, is_response = time.time(), answer.asked.endpoint is Endpoint.RESPONSES
+    async with contextlib.aclosing(answer.pieces()) as pieces:
+        received = [piece async for piece in pieces]
+    if is_response:
+        response = ResponseEvents(answer.asked, answer_id=answer.id, now_s=now_s, model=answer.answered_by)
+        for piece in received:
+            response.piece(piece)
+        response.end(answer.usage)
+        return response.response
+    whole = WholeAnswer(answer.asked)
+    for piece in received:
+        whole.add(piece)
+    return whole.body(answer.usage, answer_id=answer.id, now_s=now_s, model=answer.answered_by)
 
 
 def _events(answer: Answer) -> AnswerEvents:
     make = ResponseStream if answer.asked.endpoint is Endpoint.RESPONSES else StreamEvents
-    return make(answer.asked, answer_id=answer.id, now_s=time.time(), model=answer.model.name)
+    return make(answer.asked, answer_id=answer.id, now_s=time.time(), model=answer.answered_by)
 
 
 async def _write(sent: web.StreamResponse, data: bytes) -> None:

@@ -115,17 +115,17 @@ class _Conversation:
 
     async def _respond(self, asked: Asked, caller: Caller, socket: web.WebSocketResponse) -> None:
         answer = self._answering.begin(asked, caller)
-        events = ResponseEvents(asked, answer_id=answer.id, now_s=time.time(), model=answer.model.name)
+        events = ResponseEvents(asked, answer_id=answer.id, now_s=time.time(), model=answer.model)
         async with self._answering.running(answer, caller) as running:
             try:
                 await _send(socket, events.begin())
-                async with contextlib.aclosing(answer.chunks()) as chunks:
-                    async for _, chunk in chunks:
-                        piece = answer.deltas.of(0, chunk)
+                async with contextlib.aclosing(answer.pieces()) as pieces:
+                    async for piece in pieces:
+                        events.response["model"] = answer.answered_by
                         running.note(piece)
                         await _send(socket, events.piece(piece))
                 running.end()
-                await _send(socket, events.end(answer.deltas.usage))
+                await _send(socket, events.end(answer.usage))
             except ServingError as exc:
                 error = broken(exc, asked)
                 running.fail(error.code)

@@ -5,17 +5,18 @@ import time
 
 import msgspec
 
-from clients.openai_api.answer_deltas import AnswerDeltas, Piece
-from clients.openai_api.asked import Asked, Endpoint
+from clients.openai_api.answer_deltas import Piece
+from clients.openai_api.asked import Endpoint
 from gateway.access.caller import Caller
 from gateway.allowances import Allowed
+from gateway.answer import Answer
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_row import LedgerRow
 from gateway.request_watch import RequestWatch
-from gateway.served_models import ServedModel
 
 CLIENT_GONE = "client_gone"  # in the metrics and the ledger
+_ANSWERED_BY = "x-trireme-answered-by"
 
 # OpenTelemetry has no name for responses: they are chats.
 _OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion", Endpoint.RESPONSES: "chat"}
@@ -36,38 +37,29 @@ class RunningAnswer:
     """An answer that is being given.
 
     Args:
-        answer_id: without the prefix of its kind.
-        deltas: read the chunks, and know what they took.
         allowed: what the answer has of the caller's limits.
     """
 
-    def __init__(
-        self,
-        answer_id: str,
-        asked: Asked,
-        model: ServedModel,
-        deltas: AnswerDeltas,
-        caller: Caller,
-        observers: Observers,
-        allowed: Allowed,
-    ) -> None:
-        self._allowed = allowed
-        self._endpoint, self._model, self._deltas, self._observers = asked.endpoint, model, deltas, observers
+    def __init__(self, answer: Answer, caller: Caller, observers: Observers, allowed: Allowed) -> None:
+        self._answer, self._observers, self._allowed = answer, observers, allowed
         self._watch = RequestWatch()
         self._row = LedgerRow(
-            id=answer_id,
+            id=answer.id,
             begun_at_s=time.time(),
             key_id=caller.key_id,
             tenant=caller.tenant,
-            endpoint=asked.endpoint,
-            model=model.name,
+            endpoint=answer.asked.endpoint,
+            model=answer.model,
         )
         observers.metrics.note_begin()
         self._entry = None if observers.ledger is None else observers.ledger.begin(self._row)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers about the caller's limits."""
-        return self._allowed.headers()
+        """Return the headers about the caller's limits, and about who answers in place of the model."""
+        found = self._allowed.headers()
+        if self._answer.answered_by != self._answer.model:
+            found[_ANSWERED_BY] = self._answer.answered_by
+        return found
 
     def note(self, piece: Piece) -> None:
         """Note a piece that goes to the caller now."""
@@ -83,21 +75,24 @@ class RunningAnswer:
         if self._watch.duration_s is not None:
             return
         self._watch.end()
-        usage = self._deltas.usage
-        self._observers.metrics.note_end(_OPERATIONS[self._endpoint], self._model.name, self._watch, usage)
+        answer, metrics = self._answer, self._observers.metrics
+        metrics.note_end(_OPERATIONS[answer.asked.endpoint], answer.model, self._watch, answer.usage)
+        if answer.answered_by != answer.model:
+            metrics.note_fallback(answer.model, answer.answered_by)
         if self._entry is not None:
             self._entry.end(self._ended_row())
 
     def _ended_row(self) -> LedgerRow:
-        row, watch, deltas, usage = self._row, self._watch, self._deltas, self._deltas.usage
+        watch, answer, usage = self._watch, self._answer, self._answer.usage
         return msgspec.structs.replace(
-            row,
-            release=deltas.release,
+            self._row,
+            answered_by="" if answer.answered_by == answer.model else answer.answered_by,
+            release=answer.release,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             ttft_s=watch.ttft_s,
             duration_s=watch.duration_s,
-            cost_nano_usd=self._model.cost_nano_usd(usage),
-            finish=watch.error or deltas.finish_reason or "stop",
+            cost_nano_usd=answer.cost_nano_usd(usage),
+            finish=watch.error or answer.finish_reason or "stop",
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clients.infer_messages import PINNING_MODEL
 from clients.openai_api.answer_deltas import Usage
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
@@ -34,6 +35,7 @@ class ServedModel(NamedTuple):
         begins_inside: the prompt ends within the reasoning.
         has_admission: the server knows tenants and classes.
         price: of its tokens; None: they cost nothing.
+        pinning_model: Triton's name of the model that serves the release which a request names; "": there is none.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ServedModel(NamedTuple):
     begins_inside: bool = False
     has_admission: bool = False
     price: PriceSpec | None = None
+    pinning_model: str = ""
 
     def cost_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost, in billionths of a US dollar."""
@@ -130,12 +133,20 @@ def _served(model: ModelSpec, deployment: str) -> ServedModel:
             "its endpoints",
             field="endpoints",
         )
+    is_pinning = PINNING_MODEL in model.endpoints and not model.bls.accumulate_tokens
+    if step == PINNING_MODEL and not is_pinning:
+        raise SpecError(
+            f"model {model.name} of {deployment} cannot be served by the gateway: each response of {step} has the "
+            "whole text so far; leave bls.accumulate_tokens out, or add ensemble to its endpoints",
+            field="bls.accumulate_tokens",
+        )
     served = ServedModel(
         model.name,
         model.triton_prefix + step,
         model.engine.max_seq_len,
         has_admission=model.admission is not None,
         price=model.price,
+        pinning_model=model.triton_prefix + PINNING_MODEL if is_pinning else "",
     )
     try:
         template = load_chat_template(model.tokenizer.dir)

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from clients.infer_messages import GenerateChunk
-from clients.openai_api.answer_deltas import AnswerDeltas, Usage
+from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 from trireme.base.errors import ServerError
@@ -51,6 +51,44 @@ class _Choice:
         return message
 
 
+class WholeAnswer:
+    """The body of an answer, of the pieces that have come."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._choices = [_Choice() for _ in range(asked.num_choices)]
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece."""
+        choice = self._choices[piece.choice]
+        for delta in piece.deltas:
+            choice.add(delta)
+        choice.finish_reason = piece.finish_reason or choice.finish_reason
+
+    def body(self, usage: Usage, *, answer_id: str, now_s: float, model: str) -> dict[str, object]:
+        """Return the body, once all pieces are there.
+
+        Args:
+            answer_id: name of the answer, without the prefix of its kind.
+            now_s: Unix time.
+            model: name of the model in the answer.
+
+        Raises:
+            ServerError: the server did not send what was asked for.
+        """
+        if any(choice.finish_reason is None for choice in self._choices):
+            raise ServerError("the server ended an answer without saying why (finish_reason)")
+        is_chat = self._asked.is_chat
+        return {
+            "id": id_of(self._asked, answer_id),
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": int(now_s),
+            "model": model,
+            "choices": [choice.body(index, is_chat=is_chat) for index, choice in enumerate(self._choices)],
+            "usage": usage.fields(),
+        }
+
+
 def answer_body(
     asked: Asked,
     received: Sequence[Sequence[GenerateChunk]],
@@ -72,26 +110,12 @@ def answer_body(
     Raises:
         ServerError: the server did not send what was asked for.
     """
-    choices = [_Choice() for _ in range(asked.num_choices)]
+    whole = WholeAnswer(asked)
     for request, chunks in enumerate(received):
         for chunk in chunks:
-            piece = deltas.of(request, chunk)
-            choice = choices[piece.choice]
-            for delta in piece.deltas:
-                choice.add(delta)
-            choice.finish_reason = piece.finish_reason or choice.finish_reason
-    if any(choice.finish_reason is None for choice in choices):
-        raise ServerError("the server ended an answer without saying why (finish_reason)")
+            whole.add(deltas.of(request, chunk))
     usage = deltas.usage
-    body: dict[str, object] = {
-        "id": id_of(asked, answer_id),
-        "object": "chat.completion" if asked.is_chat else "text_completion",
-        "created": int(now_s),
-        "model": model,
-        "choices": [choice.body(index, is_chat=asked.is_chat) for index, choice in enumerate(choices)],
-        "usage": usage.fields(),
-    }
-    return body, usage
+    return whole.body(usage, answer_id=answer_id, now_s=now_s, model=model), usage
 
 
 def id_of(asked: Asked, answer_id: str) -> str:

@@ -2,18 +2,21 @@
 """The gateway's part of a deployment as typed data: what it does where something that it needs is away."""
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ensemble_configs.spec.base import Name, PositiveSize, Spec
-from ensemble_configs.spec.price_spec import Dollars
+from ensemble_configs.spec.base import Boolean, Name, Number, PositiveSize, Spec
+from ensemble_configs.spec.price_spec import Dollars, PriceSpec
 
+FirstTokenS = Annotated[Number, Field(gt=0, le=3600)]
+_FIRST_TOKEN = "seconds that it has to begin an answer, before the next step is asked; none: any time"
 Alias = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,64}$")]
 
 
 class TenantSpec(Spec):
-    """The limits of a tenant, of all its keys together."""
+    """The limits of a tenant, of all its keys together, and what may answer it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._:@/-]{1,128}$", description="as keys have it (--tenant)")
     requests_per_minute: PositiveSize | None = Field(default=None, description="that may begin; none: any number")
@@ -21,6 +24,55 @@ class TenantSpec(Spec):
     streams: PositiveSize | None = Field(default=None, description="requests that may run at a time; none: any")
     usd_per_day: Dollars | None = Field(default=None, description="in a day of UTC, by the ledger; none: any")
     usd_per_month: Dollars | None = Field(default=None, description="in a month of UTC, by the ledger; none: any")
+    fallbacks: tuple[Name, ...] | None = Field(
+        default=None,
+        description="models and managed APIs that may answer in place of the model asked for; none: the models of the "
+        "chain, and no managed API",
+    )
+    is_resident: Boolean = Field(
+        default=False, description="its prompts never leave for a managed API, whatever else is written"
+    )
+
+
+class ManagedApiSpec(Spec):
+    """An API elsewhere that answers where no model of the deployment can: it sees the prompts."""
+
+    name: Name = Field(description="as fallbacks, answers and the ledger have it")
+    url: str = Field(
+        pattern=r"^https?://[^\s?#@]+$", description="such as https://api.example.com/v1; its paths are OpenAI's"
+    )
+    model: str = Field(min_length=1, max_length=256, description="that is asked for there")
+    key_file: Path | None = Field(default=None, description="file with its key; none: it wants no key")
+    ca_file: Path | None = Field(
+        default=None, description="PEM file of the authorities that are trusted; none: those of the machine"
+    )
+    price: PriceSpec | None = Field(default=None, description="of its tokens, for budgets and the ledger; none: 0")
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        default="max_tokens", description="its name of the most tokens of an answer"
+    )
+    silence_s: Annotated[Number, Field(gt=0, le=3600)] = Field(
+        default=60.0, description="an answer that says nothing for so long has failed"
+    )
+
+
+class FallbackStepSpec(Spec):
+    """A step of a chain: a model of the deployment, or a managed API."""
+
+    model: Name | None = Field(default=None, description="another model of the deployment")
+    api: Name | None = Field(default=None, description="one of gateway.managed_apis")
+    first_token_s: FirstTokenS | None = Field(default=None, description=_FIRST_TOKEN)
+
+    @property
+    def name(self) -> str:
+        """Return the name of what answers."""
+        return self.model or self.api or ""
+
+
+class FallbackSpec(Spec):
+    """The chain behind a model: the first of its steps that begins an answer gives it."""
+
+    first_token_s: FirstTokenS | None = Field(default=None, description=_FIRST_TOKEN)
+    steps: Annotated[tuple[FallbackStepSpec, ...], Field(min_length=1)] = Field(description="in this order")
 
 
 class GatewaySpec(Spec):
@@ -29,10 +81,16 @@ class GatewaySpec(Spec):
     aliases: dict[Alias, Name] = Field(
         default={}, description="other names that callers may write for a model, such as `gpt-4o: chat`"
     )
-    tenants: tuple[TenantSpec, ...] = Field(default=(), description="limits of tenants; others have none")
+    tenants: tuple[TenantSpec, ...] = Field(
+        default=(), description="limits and rules of tenants; others have no limits"
+    )
     when_limits_are_away: Literal["refuse", "admit"] = Field(
         default="refuse",
         description="keys with limits, while the Redis of limits is away: refused, or counted by each gateway",
+    )
+    managed_apis: tuple[ManagedApiSpec, ...] = Field(default=(), description="APIs elsewhere, for fallbacks")
+    fallbacks: dict[Name, FallbackSpec] = Field(
+        default={}, description="what answers where a model cannot, by the model's name"
     )
 
     def find_clashes(self, models: Collection[str]) -> list[str]:
@@ -43,6 +101,43 @@ class GatewaySpec(Spec):
             for alias, name in self.aliases.items()
             if name not in models
         ]
-        names = [tenant.name for tenant in self.tenants]
-        found += [f"gateway.tenants has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
-        return found + [f"gateway.aliases.{alias} is the name of a model" for alias in self.aliases if alias in models]
+        found += [f"gateway.aliases.{alias} is the name of a model" for alias in self.aliases if alias in models]
+        for what, names in (
+            ("tenants", [tenant.name for tenant in self.tenants]),
+            ("managed_apis", [api.name for api in self.managed_apis]),
+        ):
+            found += [f"gateway.{what} has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+        return found + self._clashes_of_fallbacks(models)
+
+    def _clashes_of_fallbacks(self, models: Collection[str]) -> list[str]:
+        apis = [api.name for api in self.managed_apis]
+        found = [f"gateway.managed_apis has {name!r}, which is the name of a model" for name in apis if name in models]
+        for model, chain in self.fallbacks.items():
+            where = f"gateway.fallbacks.{model}"
+            if model not in models:
+                found.append(f"{where} must be of a model; there are {', '.join(sorted(models))}")
+            names = [step.name for step in chain.steps]
+            found += [f"{where} has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+            for number, step in enumerate(chain.steps):
+                found += [f"{where}.steps[{number}] {why}" for why in _wrong(step, model, models, apis)]
+        for tenant in self.tenants:
+            where = f"gateway.tenants: fallbacks of {tenant.name!r}"
+            for name in tenant.fallbacks or ():
+                if name not in models and name not in apis:
+                    known = ", ".join(sorted([*models, *apis]))
+                    found.append(f"{where} must be models and managed APIs, got {name!r}; there are {known}")
+                elif name in apis and tenant.is_resident:
+                    found.append(f"{where} have {name!r}, a managed API, and the tenant is resident; leave either out")
+        return found
+
+
+def _wrong(step: FallbackStepSpec, model: str, models: Collection[str], apis: Collection[str]) -> list[str]:
+    if (step.model is None) == (step.api is None):
+        return ["must have either model or api"]
+    if step.model == model:
+        return ["is the model itself, whose servers are all asked before"]
+    if step.model is not None and step.model not in models:
+        return [f"must name a model, got {step.model!r}; there are {', '.join(sorted(models))}"]
+    if step.api is not None and step.api not in apis:
+        return [f"must name one of gateway.managed_apis, got {step.api!r}; there are {', '.join(apis) or 'none'}"]
+    return []

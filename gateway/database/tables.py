@@ -60,6 +60,7 @@ REQUESTS = Table(
     Column("tenant", Text, nullable=False),
     Column("endpoint", Text, nullable=False),
     Column("model", Text, nullable=False),
+    Column("answered_by", Text, nullable=False, server_default=""),
     Column("release", BigInteger),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),

@@ -14,7 +14,9 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         id: of the answer, without the prefix of its kind.
         begun_at_s: seconds since 1970.
         key_id, tenant: of the caller; "": none.
-        release: that answered; None: the request failed before.
+        model: that was asked for.
+        answered_by: name of what answered in its place; "": the model itself did.
+        release: that answered; None: the request failed before, or no model of the deployment answered.
         prompt_tokens: of each prompt once, however many answers it has.
         completion_tokens: of all answers, also of those that broke off.
         cached_tokens: of `prompt_tokens`, those that the KV cache had; None: the engine does not tell.
@@ -30,6 +32,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str
     endpoint: str
     model: str
+    answered_by: str = ""
     release: int | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0

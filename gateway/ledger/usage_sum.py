@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-GROUPS = ("day", "tenant", "key", "model", "release", "endpoint", "finish")
+GROUPS = ("day", "tenant", "key", "model", "answered_by", "release", "endpoint", "finish")
 
 
 class UsageSum(NamedTuple):

@@ -6,17 +6,23 @@ _MOST = 20.0  # second tries at once
 
 
 class RetryBudget:
-    """The budget of a gateway: each request adds a share of a second try."""
+    """The budget of a gateway: each request adds a share of a second try.
 
-    def __init__(self) -> None:
-        self._left = _MOST
+    Args:
+        share: of a try that a request adds.
+        most: tries at once.
+    """
+
+    def __init__(self, *, share: float = _SHARE, most: float = _MOST) -> None:
+        self._share, self._most = share, most
+        self._left = most
 
     def note_request(self) -> None:
         """Note a request, a first try."""
-        self._left = min(self._left + _SHARE, _MOST)
+        self._left = min(self._left + self._share, self._most)
 
     def take(self) -> bool:
-        """Return whether there is a second try left, and take it."""
+        """Return whether there is another try left, and take it."""
         if self._left < 1:
             return False
         self._left -= 1

@@ -4,7 +4,7 @@
 import itertools
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ def response(
     num_input_tokens: int | None = None,
     finish_reason: str | None = None,
     release: int | None = None,
+    token_ids: Sequence[int] | None = None,
     final: bool = False,
 ) -> Step:
     """Return one response, as Triton encodes it; what is None is absent from it."""
@@ -42,6 +43,9 @@ def response(
         if count is not None:
             reply.outputs.add(name=name, datatype="INT32", shape=[1, 1])
             reply.raw_output_contents.append(struct.pack("<i", count))
+    if token_ids is not None:
+        reply.outputs.add(name="token_ids", datatype="INT32", shape=[1, len(token_ids)])
+        reply.raw_output_contents.append(struct.pack(f"<{len(token_ids)}i", *token_ids))
     return service_pb2.ModelStreamInferResponse(infer_response=reply)
 
 

@@ -6,15 +6,13 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from ensemble_configs.spec.gateway_spec import GatewaySpec
 from gateway.access.key_store import KeyStore
 from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger
-from gateway.limits.key_limits import KeyLimits
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.http_access import HttpAccess
 from trireme.base.http_thread import listen
@@ -53,7 +51,7 @@ class RunningGateway:
         token_file: Path | None = None,
         keys: KeyStore | None = None,
         ledger: Ledger | None = None,
-        tenants: Mapping[str, KeyLimits] = MappingProxyType({}),
+        rules: GatewaySpec = GatewaySpec(),  # noqa: B008  immutable
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
     ) -> None:
         access = HttpAccess(token_file=token_file)
@@ -63,7 +61,7 @@ class RunningGateway:
             access=access,
             keys=keys,
             ledger=ledger,
-            tenants=tenants,
+            rules=rules,
             limits=limits,
         )
         self._listener = listen("127.0.0.1", 0)

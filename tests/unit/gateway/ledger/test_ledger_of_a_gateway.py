@@ -16,13 +16,13 @@ from kserve_server import HANG, KServeServer, response, story
 from running_gateway import RunningGateway
 from sqlalchemy import select
 
+from ensemble_configs.spec.gateway_spec import GatewaySpec, TenantSpec
 from ensemble_configs.spec.price_spec import PriceSpec
 from gateway.access.key_record import NewKey
 from gateway.access.key_store import KeyStore
 from gateway.database.tables import REQUESTS
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_store import LedgerStore
-from gateway.limits.key_limits import KeyLimits
 from gateway.served_models import ServedModel
 from trireme.base.store_place import StorePlace
 
@@ -103,7 +103,7 @@ def test_the_budget_of_a_tenant_is_of_all_its_keys_and_needs_a_ledger(
 ) -> None:
     cost = 4 * 2000 + 4 * 8000
     estimate = 16 * 8000  # tokens of a text that says nothing of its length, and none of so short a prompt
-    tenants = {"acme": KeyLimits(nano_usd_per_day=2 * cost + estimate - 1)}
+    rules = GatewaySpec(tenants=(TenantSpec(name="acme", usd_per_day=(2 * cost + estimate - 1) / 1e9),))
     with KeyStore(tmp_path / "keys.sqlite") as keys, KServeServer(*story()) as server:
         held = [keys.create(NewKey(name, tenant="acme")) for name in ("alice", "bob")]
 
@@ -111,15 +111,15 @@ def test_the_budget_of_a_tenant_is_of_all_its_keys_and_needs_a_ledger(
             headers = {"Authorization": f"Bearer {held[number % 2].text}"}
             return gateway.call("POST", "/v1/completions", {"prompt": "Hi"}, **headers)
 
-        with RunningGateway(server.url, models=(MODEL,), keys=keys, ledger=ledger, tenants=tenants) as gateway:
+        with RunningGateway(server.url, models=(MODEL,), keys=keys, ledger=ledger, rules=rules) as gateway:
             assert [ask(gateway, number).status for number in range(3)] == [200, 200, 429]
             assert "tenant acme may spend" in ask(gateway, 0).json["error"]["message"]
         waited_for(store, 2)
         # What was spent is known to the next process, too.
-        with RunningGateway(server.url, models=(MODEL,), keys=keys, ledger=ledger, tenants=tenants) as gateway:
+        with RunningGateway(server.url, models=(MODEL,), keys=keys, ledger=ledger, rules=rules) as gateway:
             refused = ask(gateway, 1)
             assert (refused.status, refused.json["error"]["code"]) == (429, "insufficient_quota")
-        with RunningGateway(server.url, models=(MODEL,), keys=keys, tenants=tenants) as gateway:
+        with RunningGateway(server.url, models=(MODEL,), keys=keys, rules=rules) as gateway:
             assert ask(gateway, 0).status == 503
             assert "keeps no ledger" in ask(gateway, 0).json["error"]["message"]
 

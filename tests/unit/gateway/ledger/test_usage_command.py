@@ -78,7 +78,7 @@ def test_without_requests_it_says_so(file: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--by", "user"), "--by must be some of day, tenant, key, model, release, endpoint, finish"),
+        (("--by", "user"), "--by must be some of day, tenant, key, model, answered_by, release, endpoint, finish"),
         (("--by", "day,day"), "each once"),
         (("--since", "yesterday"), "--since must be a day as YYYY-MM-DD, got 'yesterday'"),
         (("--until", "2023-02-30"), "--until must be a day as YYYY-MM-DD, got '2023-02-30'"),

@@ -10,6 +10,7 @@ from kserve_server import KServeServer, story
 from openai import OpenAI
 from running_gateway import Answer, RunningGateway
 
+from ensemble_configs.spec.gateway_spec import GatewaySpec, TenantSpec
 from gateway.access.api_key import ApiKey
 from gateway.access.key_record import NewKey
 from gateway.access.key_store import KeyStore
@@ -82,8 +83,8 @@ def test_the_official_client_knows_the_refusal(gateway: RunningGateway, store: K
 
 
 def test_the_keys_of_a_tenant_have_its_limits_together(store: KeyStore) -> None:
-    tenants = {"acme": KeyLimits(requests_per_minute=2)}
-    with KServeServer(*story()) as server, RunningGateway(server.url, keys=store, tenants=tenants) as gateway:
+    rules = GatewaySpec(tenants=(TenantSpec(name="acme", requests_per_minute=2),))
+    with KServeServer(*story()) as server, RunningGateway(server.url, keys=store, rules=rules) as gateway:
         keys = [store.create(NewKey(name, tenant="acme")) for name in ("alice", "bob")]
         answers = [ask(gateway, key) for key in (*keys, keys[0])]
         assert [answer.status for answer in answers] == [200, 200, 429]
@@ -93,8 +94,8 @@ def test_the_keys_of_a_tenant_have_its_limits_together(store: KeyStore) -> None:
 
 
 def test_a_key_s_own_headers_come_before_its_tenant_s(store: KeyStore) -> None:
-    tenants = {"acme": KeyLimits(requests_per_minute=100, tokens_per_minute=5000)}
-    with KServeServer(*story()) as server, RunningGateway(server.url, keys=store, tenants=tenants) as gateway:
+    rules = GatewaySpec(tenants=(TenantSpec(name="acme", requests_per_minute=100, tokens_per_minute=5000),))
+    with KServeServer(*story()) as server, RunningGateway(server.url, keys=store, rules=rules) as gateway:
         answer = ask(gateway, store.create(NewKey("alice", tenant="acme", limits=KeyLimits(requests_per_minute=3))))
         assert answer.headers["x-ratelimit-limit-requests"] == "3"
         assert answer.headers["x-ratelimit-limit-tokens"] == "5000"

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A gateway before several scripted servers: where requests go, what goes elsewhere, and what never does."""
 
-import contextlib
 import http.client
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from gateway_before_scripts import counts, gateway_of, wait_until
 from kserve_server import HANG, KServeServer, response, story
 from running_gateway import RunningGateway
 
@@ -27,26 +25,6 @@ FULL = "[UNAVAILABLE reason=queue_full retry_after_ms=2500] the queue is full"
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_pool, "_LOOK_S", 0.05)
     monkeypatch.setattr(breaker, "_FIRST_S", 60.0)
-
-
-@contextlib.contextmanager
-def gateway_of(*scripts: list[Any]) -> Iterator[tuple[RunningGateway, list[KServeServer]]]:
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(KServeServer(*script)) for script in scripts]
-        gateway = stack.enter_context(RunningGateway(*(server.url for server in servers)))
-        wait_until(lambda: gateway.call("GET", "/health/ready").status == 200)
-        yield gateway, servers
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
-def counts(servers: list[KServeServer]) -> list[int]:
-    return [len(server.requests) for server in servers]
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An attempt at an answer: by the model that was asked for, or by whatever stands in for it."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
+from clients.openai_api.asked import Asked
+from gateway.generation import Generation
+from gateway.served_models import ServedModel
+
+Pieces = AsyncGenerator[Piece, None]
+
+
+class Attempt(Protocol):
+    """An attempt at one answer."""
+
+    @property
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+        ...
+
+    @property
+    def release(self) -> int | None:
+        """Return the release that answers; None: it has not told, or has none."""
+        ...
+
+    @property
+    def finish_reason(self) -> str:
+        """Return OpenAI's words for how the choices have ended, each once; "": none has."""
+        ...
+
+    def pieces(self) -> Pieces:
+        """Yield the pieces of the answer; closing the iterator cancels what makes them.
+
+        Raises:
+            ServingError: the attempt has failed.
+        """
+        ...
+
+
+class Answerer(Protocol):
+    """A model that may answer."""
+
+    @property
+    def name(self) -> str:
+        """Return the name by which answers and the ledger tell of it."""
+        ...
+
+    def cost_nano_usd(self, usage: Usage) -> int:
+        """Return what tokens cost, in billionths of a US dollar."""
+        ...
+
+    def attempt(self, asked: Asked, *, is_streaming: bool) -> Attempt:
+        """Return an attempt that has not begun.
+
+        Args:
+            is_streaming: pieces come as they are made.
+
+        Raises:
+            ApiError: it cannot do what is asked.
+        """
+        ...
+
+
+class ModelAnswerer:
+    """A model of the deployment. Args: `generation` asks its servers; `is_billed`: the release is asked for, too."""
+
+    def __init__(self, model: ServedModel, generation: Generation, *, is_billed: bool = False) -> None:
+        self._model, self._generation, self._is_billed = model, generation, is_billed
+
+    @property
+    def name(self) -> str:
+        """Return the model's name."""
+        return self._model.name
+
+    def cost_nano_usd(self, usage: Usage) -> int:
+        """Return what tokens cost, in billionths of a US dollar."""
+        return self._model.cost_nano_usd(usage)
+
+    def attempt(self, asked: Asked, *, is_streaming: bool) -> "ModelAttempt":
+        """Return an attempt that has not begun.
+
+        Raises:
+            ApiError: there are tools, and the model writes calls in no way that is read here.
+        """
+        changes: dict[str, object] = {"stream": is_streaming}
+        if self._is_billed:
+            changes["return_release"] = True
+        if not self._model.has_admission:
+            changes |= {"tenant": None}
+        requests = tuple(msgspec.structs.replace(request, **changes) for request in asked.requests)
+        return ModelAttempt(msgspec.structs.replace(asked, requests=requests), self._model, self._generation)
+
+
+class ModelAttempt:
+    """An attempt by a model of the deployment."""
+
+    def __init__(self, asked: Asked, model: ServedModel, generation: Generation) -> None:
+        self._asked, self._model, self._generation = asked, model, generation
+        self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)])
+
+    @property
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+        return self._deltas.usage
+
+    @property
+    def release(self) -> int | None:
+        """Return the release that answers; None: no chunk has told."""
+        return self._deltas.release
+
+    @property
+    def finish_reason(self) -> str:
+        """Return OpenAI's words for how the choices have ended."""
+        return self._deltas.finish_reason
+
+    async def pieces(self) -> Pieces:
+        """Yield the pieces of the answer; closing the iterator cancels the requests on the server.
+
+        Raises:
+            ServingError: one of the requests failed; the others are cancelled.
+        """
+        async with contextlib.aclosing(self._generation.chunks(self._asked, self._model)) as chunks:
+            async for index, chunk in chunks:
+                yield self._deltas.of(index, chunk)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request on its way through the servers of a pool: to the one that suits it, and to another where that one fails.
+
+Before its first chunk a request is simply asked once more elsewhere. A stream that has begun goes on elsewhere, with
+the tokens that its caller has; it waits for a server that has room, for its caller is in the middle of a sentence.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import NamedTuple, Protocol
+
+from clients.infer_messages import GenerateChunk, GenerateRequest
+from gateway.served_models import ServedModel
+from gateway.servers.failures import has_no_room, is_fault, may_do_better
+from gateway.servers.retry_budget import RetryBudget
+from gateway.servers.server import Server
+from gateway.servers.stream_joint import StreamJoint
+from trireme.base.errors import RequestError, ServingError, Unavailable
+
+_FULL_S = 1.0  # what a server without room is passed over for, where it says nothing
+_MOST_MOVES = 5  # of one stream
+_LONGEST_GAP_S = 20.0  # of a stream that no server takes
+_NEXT_LOOK_S = 0.25
+_log = logging.getLogger("trireme.gateway")
+
+
+class Servers(Protocol):
+    """The servers that a request may go to."""
+
+    def fit(self, model: str, tried: Sequence[Server]) -> list[Server]:
+        """Return those that take requests for a model and were not tried."""
+        ...
+
+    def choose(self, model: str, numbers: Sequence[int], tried: Sequence[Server], *, is_session: bool) -> Server:
+        """Return the one for a prompt.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        ...
+
+    def note_move(self, gap_s: float) -> None:
+        """Note that a stream has gone on elsewhere, and how long its caller waited for the next token."""
+        ...
+
+
+class Route(NamedTuple):
+    """The facts of a request that decide where it goes.
+
+    Attributes:
+        numbers: of its prompt's beginnings.
+        is_session: whether the first of them is that of a session.
+        deadline_s: by the clock of the event loop.
+    """
+
+    model: ServedModel
+    numbers: Sequence[int]
+    is_session: bool
+    deadline_s: float
+
+
+class Budgets(NamedTuple):
+    """The budgets of a pool: of second tries, and of streams that go on elsewhere."""
+
+    retries: RetryBudget
+    moves: RetryBudget
+
+
+class RoutedRequest:
+    """A request to the servers of a pool."""
+
+    def __init__(self, request: GenerateRequest, route: Route, servers: Servers, budgets: Budgets) -> None:
+        self._request, self._route, self._servers, self._budgets = request, route, servers, budgets
+        self._joint: StreamJoint | None = None
+        if request.stream and (request.num_return_sequences or 1) == 1:
+            self._joint = StreamJoint(request)
+        self._now_s = asyncio.get_running_loop().time
+        self._tried: list[Server] = []
+        self._last_url = ""
+        self._num_moves = 0
+        self._last_chunk_s = 0.0
+        self._broke_by: ServingError | None = None  # the error that a stream goes on after, until it does
+
+    async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:
+        """Yield the chunks of the answer; closing the iterator cancels the request.
+
+        Raises:
+            ServingError: as `AsyncTritonClient.generate`, by the last server that was asked, or the one that failed in
+                the middle of a stream that could not go on.
+        """
+        has_begun = False
+        while True:
+            try:
+                async with contextlib.aclosing(self._ask_one()) as chunks:
+                    async for chunk in chunks:
+                        has_begun = True
+                        yield chunk
+            except ServingError as exc:
+                if self._joint is not None and self._joint.is_over:
+                    return  # the caller has the whole answer
+                if has_begun:
+                    await self._find_way_on(exc)
+                elif not self._may_try_again(exc):
+                    raise
+                _log.warning("a request goes to another server than %s: %s", self._last_url, exc.message)
+            else:
+                return
+
+    async def _ask_one(self) -> AsyncGenerator[GenerateChunk, None]:
+        """Yield what is new in the chunks of one server."""
+        model, numbers, is_session, deadline_s = self._route
+        server = self._servers.choose(model.triton_model, numbers, self._tried, is_session=is_session)
+        self._tried.append(server)
+        self._last_url = server.url
+        joint = self._joint
+        is_pinned = joint is not None and joint.release is not None and bool(model.pinning_model)
+        answer = ask(
+            server,
+            self._request if joint is None else joint.begin(),
+            model=model.pinning_model if is_pinned else model.triton_model,
+            release=joint.release if joint is not None and is_pinned else None,
+            timeout_s=deadline_s - self._now_s(),
+            numbers=numbers,
+        )
+        async with contextlib.aclosing(answer) as chunks:
+            async for chunk in chunks:
+                new = chunk if joint is None else joint.of(chunk)
+                if new is None:
+                    continue
+                if self._broke_by is not None:
+                    self._broke_by = None
+                    self._servers.note_move(self._now_s() - self._last_chunk_s)
+                self._last_chunk_s = self._now_s()
+                yield new
+
+    def _may_try_again(self, exc: ServingError) -> bool:
+        """Return whether a request that nobody has answered goes to a second server, and pay for it."""
+        return (
+            len(self._tried) == 1
+            and may_do_better(exc)
+            and bool(self._servers.fit(self._route.model.triton_model, self._tried))
+            and self._budgets.retries.take()
+        )
+
+    async def _find_way_on(self, exc: ServingError) -> None:
+        """Return once another server may go on with a stream.
+
+        Raises:
+            ServingError: none may, or none did for too long; it is that which broke the stream.
+        """
+        if self._broke_by is None:
+            can_go_on = self._joint is not None and self._joint.can_go_on and self._num_moves < _MOST_MOVES
+            if not (can_go_on and may_do_better(exc) and self._budgets.moves.take()):
+                raise exc
+            self._num_moves += 1
+            self._broke_by = exc
+        elif not may_do_better(exc):
+            _log.error("a stream cannot go on: %s", exc.message)
+            raise self._broke_by
+        until_s = min(self._last_chunk_s + _LONGEST_GAP_S, self._route.deadline_s)
+        while not self._servers.fit(self._route.model.triton_model, self._tried):
+            if self._now_s() + _NEXT_LOOK_S > until_s:
+                raise self._broke_by
+            await asyncio.sleep(_NEXT_LOOK_S)
+            self._tried.clear()
+
+
+async def ask(
+    server: Server,
+    request: GenerateRequest,
+    *,
+    model: str,
+    release: int | None,
+    timeout_s: float,
+    numbers: Sequence[int],
+) -> AsyncGenerator[GenerateChunk, None]:
+    """Yield the chunks of one server, and note what its answer says about it.
+
+    Raises:
+        ServingError: as `AsyncTritonClient.generate`.
+    """
+    is_trial = server.begin()
+    is_told = False
+    try:
+        async with contextlib.aclosing(
+            server.client.generate(request, model=model, release=release, timeout_s=max(timeout_s, 0.001))
+        ) as chunks:
+            async for chunk in chunks:
+                if not is_told:
+                    server.breaker.succeed()
+                    server.prefixes.add(numbers)
+                    is_told = True
+                yield chunk
+    except ServingError as exc:
+        if is_fault(exc):
+            server.breaker.fail(is_trial=is_trial)
+            is_told = True
+        elif isinstance(exc, RequestError | Unavailable):  # it answers
+            server.breaker.succeed()
+            is_told = True
+        if has_no_room(exc):
+            hint_ms = exc.facts.get("retry_after_ms")
+            server.note_full(hint_ms / 1000 if isinstance(hint_ms, int | float) else _FULL_S)
+        raise
+    finally:
+        server.num_running -= 1
+        if not is_told:
+            server.breaker.leave(is_trial=is_trial)
