@@ -10,6 +10,7 @@ import yaml
 from ensemble_configs.render.workloads import Workload, workloads
 from ensemble_configs.spec.deployment import DeploymentSpec, MachineSpec, override_triton
 from ensemble_configs.spec.end_times import server_end_s
+from ensemble_configs.spec.gateway_spec import GatewaySpec
 from ensemble_configs.spec.model_spec import ModelSpec
 from trireme.base.errors import SpecError
 from trireme.base.project_files import FILES_ROOT
@@ -69,8 +70,8 @@ def _grpc_tls(spec: DeploymentSpec) -> dict[str, object]:
 
 def _server(workload: Workload) -> dict[str, object]:
     spec = workload.spec
-    # Neither is of a server: another number of them starts none of them again.
-    served = spec.model_copy(update={"replicas": 1, "machine": MachineSpec()})
+    # None of these is of a server: a change of them starts no server again.
+    served = spec.model_copy(update={"replicas": 1, "machine": MachineSpec(), "gateway": GatewaySpec()})
     beside = {} if workload.beside is None else {"release": workload.release, "stable": dns_label(workload.beside)}
     return {
         **(beside or {"replicas": spec.replicas}),  # the chart gives a candidate its share of them

@@ -71,6 +71,7 @@ class FallbackStepSpec(Spec):
 class FallbackSpec(Spec):
     """The chain behind a model: the first of its steps that begins an answer gives it."""
 
+    model: Name = Field(description="that callers ask for")
     first_token_s: FirstTokenS | None = Field(default=None, description=_FIRST_TOKEN)
     steps: Annotated[tuple[FallbackStepSpec, ...], Field(min_length=1)] = Field(description="in this order")
 
@@ -89,9 +90,7 @@ class GatewaySpec(Spec):
         description="keys with limits, while the Redis of limits is away: refused, or counted by each gateway",
     )
     managed_apis: tuple[ManagedApiSpec, ...] = Field(default=(), description="APIs elsewhere, for fallbacks")
-    fallbacks: dict[Name, FallbackSpec] = Field(
-        default={}, description="what answers where a model cannot, by the model's name"
-    )
+    fallbacks: tuple[FallbackSpec, ...] = Field(default=(), description="what answers where a model cannot")
 
     def find_clashes(self, models: Collection[str]) -> list[str]:
         """Return what is wrong with these rules in a deployment with some models."""
@@ -105,6 +104,7 @@ class GatewaySpec(Spec):
         for what, names in (
             ("tenants", [tenant.name for tenant in self.tenants]),
             ("managed_apis", [api.name for api in self.managed_apis]),
+            ("fallbacks", [chain.model for chain in self.fallbacks]),
         ):
             found += [f"gateway.{what} has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
         return found + self._clashes_of_fallbacks(models)
@@ -112,14 +112,16 @@ class GatewaySpec(Spec):
     def _clashes_of_fallbacks(self, models: Collection[str]) -> list[str]:
         apis = [api.name for api in self.managed_apis]
         found = [f"gateway.managed_apis has {name!r}, which is the name of a model" for name in apis if name in models]
-        for model, chain in self.fallbacks.items():
-            where = f"gateway.fallbacks.{model}"
+        for chain in self.fallbacks:
+            model, where = chain.model, f"gateway.fallbacks of {chain.model!r}"
             if model not in models:
-                found.append(f"{where} must be of a model; there are {', '.join(sorted(models))}")
+                found.append(
+                    f"gateway.fallbacks must be of models, got {model!r}; there are {', '.join(sorted(models))}"
+                )
             names = [step.name for step in chain.steps]
-            found += [f"{where} has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+            found += [f"{where} have {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
             for number, step in enumerate(chain.steps):
-                found += [f"{where}.steps[{number}] {why}" for why in _wrong(step, model, models, apis)]
+                found += [f"{where}: steps[{number}] {why}" for why in _wrong(step, model, models, apis)]
         for tenant in self.tenants:
             where = f"gateway.tenants: fallbacks of {tenant.name!r}"
             for name in tenant.fallbacks or ():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers where a model cannot: another model of the deployment, or an API elsewhere."""
+"""Answers where a model cannot give them: by another model of the deployment, or by an API elsewhere."""

@@ -32,7 +32,7 @@ class Chains:
         spec = spec or GatewaySpec()
         self._models: dict[str, ModelAnswerer] = {each.name: each for each in answerers}
         self._apis = apis
-        self._fallbacks = spec.fallbacks
+        self._fallbacks = {chain.model: chain for chain in spec.fallbacks}
         self._tenants = {tenant.name: tenant for tenant in spec.tenants}
 
     def of(self, model: ServedModel, caller: Caller) -> list[Step]:

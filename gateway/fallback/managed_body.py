@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked as a body for another server of OpenAI's API; what it has no name for is not asked there."""
+"""The body that asks another server of OpenAI's API for the same; what that API has no name for is not asked."""
 
 from typing import Any
 

@@ -85,6 +85,29 @@ BASES: dict[str, Data] = {
             {"name": "doubling", "dir": "doubling", "instances": 1, "rate_limiter": {"resources": [{"name": "slots"}]}}
         ],
         "rate_limiter": [{"name": "slots", "count": 4, "device": 0}, {"name": "pool", "count": 2}],
+        "gateway": {
+            "managed_apis": [
+                {
+                    "name": "elsewhere",
+                    "url": "https://api.example.com/v1",
+                    "model": "theirs",
+                    "key_file": "their_key",
+                    "price": {"input": 1.0, "output": 2.0},
+                    "silence_s": 30.0,
+                }
+            ],
+            "fallbacks": [
+                {
+                    "model": "chat",
+                    "first_token_s": 20.0,
+                    "steps": [{"model": "code", "first_token_s": 10.0}, {"api": "elsewhere"}],
+                }
+            ],
+            "tenants": [
+                {"name": "acme", "fallbacks": ["code", "elsewhere"]},
+                {"name": "clinic", "fallbacks": ["code"], "is_resident": True},
+            ],
+        },
     },
     "releases": {
         "name": "releases",

@@ -70,8 +70,8 @@ class World:
         return self.gateway.chat_with(self.key(tenant), model="large", **fields)
 
 
-def chain(*steps: FallbackStepSpec, **fields: Any) -> dict[str, FallbackSpec]:
-    return {"large": FallbackSpec(steps=steps, **fields)}
+def chain(*steps: FallbackStepSpec, **fields: Any) -> tuple[FallbackSpec, ...]:
+    return (FallbackSpec(model="large", steps=steps, **fields),)
 
 
 BOTH = (FallbackStepSpec(model="small"), FallbackStepSpec(api="elsewhere"))
@@ -84,7 +84,7 @@ def world(
     small: list[Any],
     elsewhere: list[Any] | None = None,
     *,
-    fallbacks: dict[str, FallbackSpec] | None = None,
+    fallbacks: tuple[FallbackSpec, ...] | None = None,
 ) -> Iterator[World]:
     (folder / "their_key").write_text("sk-theirs-0123456789abcdef\n")
     with contextlib.ExitStack() as stack:
@@ -267,12 +267,15 @@ def test_an_api_that_fails_again_and_again_is_left_alone_for_a_while(tmp_path: P
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"fallbacks": {"gone": {"steps": [{"model": "small"}]}}}, "fallbacks.gone must be of a model"),
-        ({"fallbacks": {"large": {"steps": [{"model": "large"}]}}}, "is the model itself"),
-        ({"fallbacks": {"large": {"steps": [{"model": "gone"}]}}}, "must name a model, got 'gone'"),
-        ({"fallbacks": {"large": {"steps": [{"api": "gone"}]}}}, "must name one of gateway.managed_apis, got 'gone'"),
-        ({"fallbacks": {"large": {"steps": [{}]}}}, "must have either model or api"),
-        ({"fallbacks": {"large": {"steps": [{"model": "small"}, {"model": "small"}]}}}, "has 'small' twice"),
+        ({"fallbacks": [{"model": "gone", "steps": [{"model": "small"}]}]}, "must be of models, got 'gone'"),
+        ({"fallbacks": [{"model": "large", "steps": [{"model": "large"}]}]}, "is the model itself"),
+        ({"fallbacks": [{"model": "large", "steps": [{"model": "gone"}]}]}, "must name a model, got 'gone'"),
+        (
+            {"fallbacks": [{"model": "large", "steps": [{"api": "gone"}]}]},
+            "must name one of gateway.managed_apis, got 'gone'",
+        ),
+        ({"fallbacks": [{"model": "large", "steps": [{}]}]}, "must have either model or api"),
+        ({"fallbacks": [{"model": "large", "steps": [{"model": "small"}, {"model": "small"}]}]}, "have 'small' twice"),
         ({"managed_apis": [{"name": "small", "url": "https://a", "model": "m"}]}, "is the name of a model"),
         ({"managed_apis": [{"name": "a", "url": "https://a", "model": "m"}] * 2}, "has 'a' twice"),
         ({"tenants": [{"name": "t", "fallbacks": ["gone"]}]}, "must be models and managed APIs, got 'gone'"),
