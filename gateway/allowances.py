@@ -74,10 +74,10 @@ class Allowances:
                     taken = estimate
                 raise
             finally:
-                taken = taken or answer.usage
+                taken = taken or answer.made
                 reserved.settle(taken.total_tokens)
                 if budgets is not None:
-                    cost = answer.cost_nano_usd(answer.usage)  # as the ledger has it
+                    cost = answer.cost_nano_usd(answer.made)  # as the ledger has it
                     budgets.settle(answer.id, account, nano_usd=cost)
 
     def _known_budgets(self, account: str) -> Budgets:

@@ -63,9 +63,19 @@ class Answer:
         return self._step.answerer.name
 
     @property
+    def is_kept(self) -> bool:
+        """Return whether the answer was there, and nothing was made for it."""
+        return self._attempt.is_kept
+
+    @property
     def usage(self) -> Usage:
-        """Return the tokens so far."""
+        """Return the tokens so far, as the caller is told."""
         return self._attempt.usage
+
+    @property
+    def made(self) -> Usage:
+        """Return the tokens so far that were computed for this answer, which are those that count."""
+        return Usage() if self._attempt.is_kept else self._attempt.usage
 
     @property
     def release(self) -> int | None:

@@ -19,6 +19,11 @@ class Attempt(Protocol):
     """An attempt at one answer."""
 
     @property
+    def is_kept(self) -> bool:
+        """Return whether the answer was there, and nothing was made for it."""
+        ...
+
+    @property
     def usage(self) -> Usage:
         """Return the tokens so far."""
         ...
@@ -67,10 +72,10 @@ class Answerer(Protocol):
 
 
 class ModelAnswerer:
-    """A model of the deployment. Args: `generation` asks its servers; `is_billed`: the release is asked for, too."""
+    """A model of the deployment. Args: `generation` asks its servers; `tells_release`: they are asked for it, too."""
 
-    def __init__(self, model: ServedModel, generation: Generation, *, is_billed: bool = False) -> None:
-        self._model, self._generation, self._is_billed = model, generation, is_billed
+    def __init__(self, model: ServedModel, generation: Generation, *, tells_release: bool = False) -> None:
+        self._model, self._generation, self._tells_release = model, generation, tells_release
 
     @property
     def name(self) -> str:
@@ -88,7 +93,7 @@ class ModelAnswerer:
             ApiError: there are tools, and the model writes calls in no way that is read here.
         """
         changes: dict[str, object] = {"stream": is_streaming}
-        if self._is_billed:
+        if self._tells_release:
             changes["return_release"] = True
         if not self._model.has_admission:
             changes |= {"tenant": None}
@@ -102,6 +107,8 @@ class ModelAttempt:
     def __init__(self, asked: Asked, model: ServedModel, generation: Generation) -> None:
         self._asked, self._model, self._generation = asked, model, generation
         self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)])
+
+    is_kept = False
 
     @property
     def usage(self) -> Usage:

@@ -17,6 +17,8 @@ from gateway.access.token_file import TokenFile
 from gateway.allowances import Allowances
 from gateway.answering import Answering
 from gateway.attempt import ModelAnswerer
+from gateway.cache.answer_store import AnswersInMemory, AnswersInRedis
+from gateway.cache.cached_answerer import AnswerCache
 from gateway.fallback.chains import Chains
 from gateway.fallback.managed_api import ManagedApi
 from gateway.gateway_metrics import GatewayMetrics
@@ -27,10 +29,10 @@ from gateway.ledger.budgets import Budgets
 from gateway.ledger.ledger import Ledger
 from gateway.limits.limit_keeper import LimitKeeper
 from gateway.limits.limiter import Limiter
-from gateway.limits.redis_place import RedisPlace
 from gateway.limits.tenant_limits import tenant_limits
 from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
+from gateway.redis_place import RedisPlace, connected
 from gateway.response_socket import ResponseSockets
 from gateway.running_answer import Observers
 from gateway.served_models import ServedModels
@@ -62,6 +64,7 @@ class Limits(NamedTuple):
     keys_grace_s: float = GRACE_S
 
 
+_CACHE_SILENCE_S = 0.1  # of a Redis: its answer is to be there sooner than the model's
 _OPEN, _USUAL, _NO_RULES = HttpAccess(), Limits(), GatewaySpec()
 
 
@@ -74,7 +77,8 @@ class Gateway:
         access: the certificate that callers see, and the file of keys that they bring.
         keys: store of the keys that they bring, in place of a file; whoever opened it closes it.
         ledger: of the requests; whoever entered it leaves it. None: none is kept.
-        redis: has the use of limits, for several gateways; None: this process has it.
+        limits_redis: has the use of limits, for several gateways; None: this process has it.
+        cache_redis: has the kept answers, for several gateways; None: this process has them.
         rules: the deployment's for gateways.
 
     Raises:
@@ -90,7 +94,8 @@ class Gateway:
         access: HttpAccess = _OPEN,
         keys: "KeyStore | None" = None,
         ledger: Ledger | None = None,
-        redis: RedisPlace | None = None,
+        limits_redis: RedisPlace | None = None,
+        cache_redis: RedisPlace | None = None,
         rules: GatewaySpec = _NO_RULES,
         limits: Limits = _USUAL,
     ) -> None:
@@ -98,7 +103,8 @@ class Gateway:
         access.keys()
         self.models = models
         self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
-        self._keys, self._ledger, self._redis, self._rules = keys, ledger, redis, rules
+        self._keys, self._ledger, self._rules = keys, ledger, rules
+        self._limits_redis, self._cache_redis = limits_redis, cache_redis
         self._apis = [ManagedApi(spec, timeout_s=limits.timeout_s) for spec in rules.managed_apis]
         self._tls = access.tls()
 
@@ -127,11 +133,13 @@ class Gateway:
                 metrics.watch_servers(pool.servers)
             generation = Generation(pool, timeout_s=self._limits.timeout_s)
             health = HealthRoutes(self.models, generation, metrics)
-            is_billed = self._ledger is not None
+            cache = await self._cache(metrics, stack)
+            tells_release = self._ledger is not None or cache is not None
             chains = Chains(
-                [ModelAnswerer(model, generation, is_billed=is_billed) for model in self.models],
+                [ModelAnswerer(model, generation, tells_release=tells_release) for model in self.models],
                 self._rules,
                 {api.name: await stack.enter_async_context(api) for api in self._apis},
+                cache,
             )
             allowances = Allowances(limiter, budgets, tenant_limits(self._rules))
             answering = Answering(self.models, chains, Observers(metrics, self._ledger), allowances)
@@ -164,8 +172,28 @@ class Gateway:
             await stack.enter_async_context(pool.followed())
             yield pool
 
-    def _limiter(self) -> contextlib.AbstractAsyncContextManager[LimitKeeper]:
-        return contextlib.nullcontext(Limiter()) if self._redis is None else self._redis.limiter()
+    @contextlib.asynccontextmanager
+    async def _limiter(self) -> AsyncIterator[LimitKeeper]:
+        if self._limits_redis is None:
+            yield Limiter()
+            return
+        from gateway.limits.redis_limiter import RedisLimiter  # noqa: PLC0415 - needs an extra
+
+        admits = self._rules.when_limits_are_away == "admit"
+        async with (
+            connected(self._limits_redis.url) as redis,
+            RedisLimiter(redis, admits_when_away=admits) as limiter,
+        ):
+            yield limiter
+
+    async def _cache(self, metrics: GatewayMetrics, stack: contextlib.AsyncExitStack) -> AnswerCache | None:
+        rules = self._rules.answer_cache
+        if rules is None:
+            return None
+        if self._cache_redis is None:
+            return AnswerCache(AnswersInMemory(ttl_s=rules.ttl_s, max_bytes=rules.max_mib << 20), metrics)
+        redis = await stack.enter_async_context(connected(self._cache_redis.url, silence_s=_CACHE_SILENCE_S))
+        return AnswerCache(AnswersInRedis(redis, ttl_s=rules.ttl_s), metrics)
 
     def _budgets(self) -> contextlib.AbstractAsyncContextManager[Budgets | None]:
         return contextlib.nullcontext(None) if self._ledger is None else Budgets(self._ledger.store)

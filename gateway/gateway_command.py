@@ -21,7 +21,7 @@ from gateway.access.session_key import session_key
 from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger, journal_of
 from gateway.ledger.open_ledger import open_ledger
-from gateway.limits.redis_place import RedisPlace
+from gateway.redis_place import RedisPlace
 from gateway.served_models import models_of
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
@@ -78,6 +78,14 @@ def serve(
             help="Redis that has the use of limits, for several gateways: redis://HOST:PORT/NUMBER, rediss:// with "
             "TLS; its password comes from REDISCLI_AUTH.",
             show_default="each process counts for itself",
+        ),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Redis that has the answers which the deployment's gateway.answer_cache keeps, for several gateways; "
+            "as --limits, and better another one.",
+            show_default="each process keeps its own",
         ),
     ] = None,
     ledger: Annotated[
@@ -145,7 +153,12 @@ def serve(
     spec = load_deployment(deployment)
     set_up_log(log_format or spec.logs.format, deployment=spec.name)
     models = models_of(spec)
-    admits = spec.gateway.when_limits_are_away == "admit"
+    if cache is not None and spec.gateway.answer_cache is None:
+        raise SpecError(
+            f"--cache is a Redis for kept answers, and {deployment} keeps none; add gateway.answer_cache to it, or "
+            "leave --cache out",
+            field="cache",
+        )
     journal = ledger_journal or Path("build") / spec.name / "ledger_journal"
     with (
         contextlib.nullcontext() if keys is None else open_keys(keys) as store,
@@ -159,7 +172,8 @@ def serve(
             keys=store,
             ledger=written,
             rules=spec.gateway,
-            redis=None if limits is None else RedisPlace(limits, admits_when_away=admits),
+            limits_redis=None if limits is None else RedisPlace(limits, option="--limits"),
+            cache_redis=None if cache is None else RedisPlace(cache, option="--cache"),
             limits=Limits(
                 timeout_s=timeout_s,
                 max_body_bytes=max_body_bytes,

@@ -58,6 +58,11 @@ class GatewayMetrics:
             ["gen_ai_request_model", "answered_by"], registry=self._registry,
         )  # fmt: skip
 
+        self._lookups = Counter(
+            "trireme_gateway_cache_lookups", "Requests that a kept answer may answer",
+            ["gen_ai_request_model", "result"], registry=self._registry,
+        )  # fmt: skip
+
     def watch_ledger(self, num_waiting_bytes: Callable[[], int]) -> None:
         """Show how much of the ledger's journal is not in its database."""
         gauge = Gauge(
@@ -94,6 +99,10 @@ class GatewayMetrics:
     def note_fallback(self, model: str, answered_by: str) -> None:
         """Count an answer by another model, or an API, than was asked for."""
         self._fallbacks.labels(model, answered_by).inc()
+
+    def note_lookup(self, model: str, *, is_hit: bool) -> None:
+        """Count a request that was looked up among the kept answers."""
+        self._lookups.labels(model, "hit" if is_hit else "miss").inc()
 
     def note_move(self, gap_s: float) -> None:
         """Count a stream that went on at another server, after a gap."""

@@ -17,6 +17,7 @@ from gateway.request_watch import RequestWatch
 
 CLIENT_GONE = "client_gone"  # in the metrics and the ledger
 _ANSWERED_BY = "x-trireme-answered-by"
+_KEPT = "exact-cache"  # no model or API has such a name
 
 # OpenTelemetry has no name for responses: they are chats.
 _OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion", Endpoint.RESPONSES: "chat"}
@@ -57,8 +58,8 @@ class RunningAnswer:
     def headers(self) -> dict[str, str]:
         """Return the headers about the caller's limits, and about who answers in place of the model."""
         found = self._allowed.headers()
-        if self._answer.answered_by != self._answer.model:
-            found[_ANSWERED_BY] = self._answer.answered_by
+        if self._answered_by:
+            found[_ANSWERED_BY] = self._answered_by
         return found
 
     def note(self, piece: Piece) -> None:
@@ -76,17 +77,24 @@ class RunningAnswer:
             return
         self._watch.end()
         answer, metrics = self._answer, self._observers.metrics
-        metrics.note_end(_OPERATIONS[answer.asked.endpoint], answer.model, self._watch, answer.usage)
-        if answer.answered_by != answer.model:
-            metrics.note_fallback(answer.model, answer.answered_by)
+        metrics.note_end(_OPERATIONS[answer.asked.endpoint], answer.model, self._watch, answer.made)
+        if not answer.is_kept and self._answered_by:
+            metrics.note_fallback(answer.model, self._answered_by)
         if self._entry is not None:
             self._entry.end(self._ended_row())
 
+    @property
+    def _answered_by(self) -> str:
+        """Return what answered in place of the model that was asked for; "": nothing did."""
+        if self._answer.is_kept:
+            return _KEPT
+        return "" if self._answer.answered_by == self._answer.model else self._answer.answered_by
+
     def _ended_row(self) -> LedgerRow:
-        watch, answer, usage = self._watch, self._answer, self._answer.usage
+        watch, answer, usage = self._watch, self._answer, self._answer.made
         return msgspec.structs.replace(
             self._row,
-            answered_by="" if answer.answered_by == answer.model else answer.answered_by,
+            answered_by=self._answered_by,
             release=answer.release,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,

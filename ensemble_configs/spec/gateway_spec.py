@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ensemble_configs.spec.base import Boolean, Name, Number, PositiveSize, Spec
+from ensemble_configs.spec.base import Boolean, Name, Number, Positive, PositiveSize, Spec
 from ensemble_configs.spec.price_spec import Dollars, PriceSpec
 
 FirstTokenS = Annotated[Number, Field(gt=0, le=3600)]
@@ -76,6 +76,15 @@ class FallbackSpec(Spec):
     steps: Annotated[tuple[FallbackStepSpec, ...], Field(min_length=1)] = Field(description="in this order")
 
 
+class AnswerCacheSpec(Spec):
+    """The answers that are given again where the same is asked again: greedy ones, and those with a seed."""
+
+    ttl_s: Annotated[Number, Field(gt=0, le=604_800)] = Field(
+        default=300.0, description="an answer is forgotten after so long"
+    )
+    max_mib: Positive = Field(default=64, description="of a gateway's memory; a Redis has its own `maxmemory`")
+
+
 class GatewaySpec(Spec):
     """Rules of the gateways before the deployment."""
 
@@ -88,6 +97,9 @@ class GatewaySpec(Spec):
     when_limits_are_away: Literal["refuse", "admit"] = Field(
         default="refuse",
         description="keys with limits, while the Redis of limits is away: refused, or counted by each gateway",
+    )
+    answer_cache: AnswerCacheSpec | None = Field(
+        default=None, description="answers that are given again, to the same tenant; none: each is made anew"
     )
     managed_apis: tuple[ManagedApiSpec, ...] = Field(default=(), description="APIs elsewhere, for fallbacks")
     fallbacks: tuple[FallbackSpec, ...] = Field(default=(), description="what answers where a model cannot")

@@ -8,6 +8,7 @@ from ensemble_configs.spec.gateway_spec import FallbackStepSpec, GatewaySpec, Te
 from gateway.access.caller import Caller
 from gateway.answer import Step
 from gateway.attempt import Answerer, ModelAnswerer
+from gateway.cache.cached_answerer import AnswerCache, CachedAnswerer
 from gateway.fallback.managed_api import ManagedApi
 from gateway.served_models import ServedModel
 
@@ -21,6 +22,7 @@ class Chains:
         answerers: models of the deployment.
         spec: says what stands in for each, and for which tenants.
         apis: managed APIs by their names.
+        cache: keeps the answers of the models that are asked for; None: nothing is kept.
     """
 
     def __init__(
@@ -28,25 +30,34 @@ class Chains:
         answerers: Iterable[ModelAnswerer],
         spec: GatewaySpec | None = None,
         apis: Mapping[str, ManagedApi] = _NO_APIS,
+        cache: AnswerCache | None = None,
     ) -> None:
         spec = spec or GatewaySpec()
         self._models: dict[str, ModelAnswerer] = {each.name: each for each in answerers}
-        self._apis = apis
+        self._apis, self._cache = apis, cache
         self._fallbacks = {chain.model: chain for chain in spec.fallbacks}
         self._tenants = {tenant.name: tenant for tenant in spec.tenants}
 
     def of(self, model: ServedModel, caller: Caller) -> list[Step]:
         """Return the steps for a caller's request: the model, and what the caller's tenant allows in its place."""
+        first = self._first(model, caller)
         chain = self._fallbacks.get(model.name)
         if chain is None:
-            return [Step(self._models[model.name])]
+            return [Step(first)]
         tenant = self._tenants.get(caller.tenant)
-        steps = [Step(self._models[model.name], chain.first_token_s)]
+        steps = [Step(first, chain.first_token_s)]
         for spec in chain.steps:
             answerer = self._answerer(spec, caller, tenant)
             if answerer is not None:
                 steps.append(Step(answerer, spec.first_token_s))
-        return steps if len(steps) > 1 else [Step(self._models[model.name])]
+        return steps if len(steps) > 1 else [Step(first)]
+
+    def _first(self, model: ServedModel, caller: Caller) -> Answerer:
+        answerer = self._models[model.name]
+        if self._cache is None:
+            return answerer
+        owner = f"tenant {caller.tenant}" if caller.tenant else f"key {caller.key_id}"
+        return CachedAnswerer(answerer, self._cache, owner=owner)
 
     def _answerer(self, step: FallbackStepSpec, caller: Caller, tenant: TenantSpec | None) -> Answerer | None:
         """Return what answers in a step; None: it is not for this caller."""

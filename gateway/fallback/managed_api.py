@@ -126,6 +126,8 @@ class ManagedAttempt:
     def __init__(self, api: ManagedApi, path: str, body: bytes, events: ManagedEvents) -> None:
         self._api, self._path, self._body, self._events = api, path, body, events
 
+    is_kept = False
+
     @property
     def usage(self) -> Usage:
         """Return the tokens as the API tells them, or by their characters until it does."""

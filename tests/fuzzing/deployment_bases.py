@@ -86,6 +86,7 @@ BASES: dict[str, Data] = {
         ],
         "rate_limiter": [{"name": "slots", "count": 4, "device": 0}, {"name": "pool", "count": 2}],
         "gateway": {
+            "answer_cache": {"ttl_s": 60.0, "max_mib": 16},
             "managed_apis": [
                 {
                     "name": "elsewhere",

@@ -13,6 +13,7 @@ from ensemble_configs.spec.gateway_spec import GatewaySpec
 from gateway.access.key_store import KeyStore
 from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger
+from gateway.redis_place import RedisPlace
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.http_access import HttpAccess
 from trireme.base.http_thread import listen
@@ -52,6 +53,7 @@ class RunningGateway:
         keys: KeyStore | None = None,
         ledger: Ledger | None = None,
         rules: GatewaySpec = GatewaySpec(),  # noqa: B008  immutable
+        cache_redis: RedisPlace | None = None,
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
     ) -> None:
         access = HttpAccess(token_file=token_file)
@@ -62,6 +64,7 @@ class RunningGateway:
             keys=keys,
             ledger=ledger,
             rules=rules,
+            cache_redis=cache_redis,
             limits=limits,
         )
         self._listener = listen("127.0.0.1", 0)

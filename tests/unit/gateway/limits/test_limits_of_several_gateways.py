@@ -29,7 +29,7 @@ from gateway.access.api_key import ApiKey
 from gateway.access.key_record import NewKey
 from gateway.access.key_store import KeyStore
 from gateway.limits.key_limits import KeyLimits
-from gateway.limits.redis_place import PASSWORD as PASSWORD_VARIABLE
+from gateway.redis_place import PASSWORD as PASSWORD_VARIABLE
 from trireme.base.free_ports import free_ports
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from redis_here import PASSWORD
 
 from clients.openai_api.api_error import ApiError
-from gateway.limits import redis_place
+from gateway import redis_place
 from gateway.limits.key_limits import NO_LIMITS, KeyLimits
 from gateway.limits.redis_limiter import RedisLimiter, _Settlement
-from gateway.limits.redis_place import RedisPlace
+from gateway.redis_place import RedisPlace
 from trireme.base.errors import RequestError
 
 if TYPE_CHECKING:
@@ -288,6 +288,6 @@ def test_while_redis_is_away_keys_with_limits_are_refused_or_counted_here(
 )
 def test_a_wrong_address_is_refused_and_a_password_not_shown(url: str, said: str) -> None:
     with pytest.raises(RequestError) as found:
-        RedisPlace(url, admits_when_away=False)
+        RedisPlace(url, option="--limits")
     assert said in found.value.message
     assert "secret" not in found.value.message

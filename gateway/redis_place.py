@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Redis that `--limits` names, which has the use of limits for several gateways."""
+"""A Redis that an option names, for what several gateways share."""
 
 import os
 from collections.abc import AsyncIterator
@@ -8,14 +8,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gateway.limits.limit_keeper import LimitKeeper
 from trireme.base.errors import RequestError, SpecError
 from trireme.base.extras import how_to_install
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis  # needs an extra
 
-OPTION = "--limits"
 PASSWORD = "REDISCLI_AUTH"  # as redis-cli has it
 _SCHEMES = ("redis", "rediss")
 _SILENCE_S = 1.0  # a request waits so long for a Redis that does not answer
@@ -27,50 +25,45 @@ class RedisPlace:
 
     Args:
         url: as redis://HOST:PORT/NUMBER, or rediss:// with TLS.
-        admits_when_away: while it is away, whether each gateway counts for itself; if not, keys with limits are
-            refused.
+        option: that names it, such as `--limits`.
 
     Raises:
         RequestError: it is no such address, or has a password, which a list of processes would show.
         SpecError: a package is missing.
     """
 
-    def __init__(self, url: str, *, admits_when_away: bool) -> None:
-        parts = urlsplit(url)
+    def __init__(self, url: str, *, option: str) -> None:
+        parts, field = urlsplit(url), option.lstrip("-").replace("-", "_")
         if parts.scheme not in _SCHEMES or not parts.hostname:
             raise RequestError(
-                f"{OPTION} must be redis://HOST:PORT/NUMBER, or rediss:// with TLS, got an address that begins with "
+                f"{option} must be redis://HOST:PORT/NUMBER, or rediss:// with TLS, got an address that begins with "
                 f"{url.partition('://')[0][:16]!r}",
-                field="limits",
+                field=field,
             )
         if parts.password is not None:
             raise RequestError(
-                f"{OPTION} must not hold a password, for others see the arguments of a process; put it into the "
+                f"{option} must not hold a password, for others see the arguments of a process; put it into the "
                 f"environment as {PASSWORD}",
-                field="limits",
+                field=field,
             )
         if find_spec("redis") is None:
             raise SpecError(
-                f"{OPTION} needs the Python package 'redis', which is not installed: {how_to_install('gateway')}",
-                field="limits",
+                f"{option} needs the Python package 'redis', which is not installed: {how_to_install('gateway')}",
+                field=field,
             )
-        self._url, self._admits = url, admits_when_away
+        self.url = url
 
     def __str__(self) -> str:
-        return self._url
-
-    @asynccontextmanager
-    async def limiter(self) -> AsyncIterator[LimitKeeper]:
-        """Yield the limiter there; the connections are closed with the block."""
-        from gateway.limits.redis_limiter import RedisLimiter  # noqa: PLC0415 - needs an extra
-
-        async with connected(self._url) as redis, RedisLimiter(redis, admits_when_away=self._admits) as limiter:
-            yield limiter
+        return self.url
 
 
 @asynccontextmanager
-async def connected(url: str) -> "AsyncIterator[Redis]":
-    """Yield the connections to a Redis, with the password of the environment; they are closed with the block."""
+async def connected(url: str, *, silence_s: float = _SILENCE_S) -> "AsyncIterator[Redis]":
+    """Yield the connections to a Redis, with the password of the environment; they are closed with the block.
+
+    Args:
+        silence_s: a Redis that says nothing for so long is away.
+    """
     from redis.asyncio import BlockingConnectionPool, Redis  # noqa: PLC0415 - needs an extra
     from redis.asyncio.retry import Retry  # noqa: PLC0415 - needs an extra
     from redis.backoff import NoBackoff  # noqa: PLC0415 - needs an extra
@@ -80,8 +73,8 @@ async def connected(url: str) -> "AsyncIterator[Redis]":
         max_connections=_CONNECTIONS,
         timeout=_TURN_S,
         password=os.environ.get(PASSWORD) or None,
-        socket_timeout=_SILENCE_S,
-        socket_connect_timeout=_SILENCE_S,
+        socket_timeout=silence_s,
+        socket_connect_timeout=silence_s,
         retry=Retry(NoBackoff(), 0),  # a reservation that is made again would be two
     )
     redis = Redis.from_pool(pool)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model whose answers are kept: what was asked before, and has one answer, is answered without it."""
+
+import contextlib
+
+from clients.openai_api.answer_deltas import Piece, Usage
+from clients.openai_api.asked import Asked
+from gateway.attempt import Answerer, Attempt, Pieces
+from gateway.cache.answer_store import MAX_ANSWER_BYTES, AnswerStore
+from gateway.cache.kept_answer import KeptAnswer, is_repeatable, is_whole, joined, name_of, packed, unpacked
+from gateway.gateway_metrics import GatewayMetrics
+
+
+class AnswerCache:
+    """The answers that a gateway keeps, and the newest release of each model, whose answers alone are given again.
+
+    Args:
+        store: place of the answers.
+        metrics: count what is found there.
+    """
+
+    def __init__(self, store: AnswerStore, metrics: GatewayMetrics) -> None:
+        self._store, self._metrics = store, metrics
+        self._releases: dict[str, int] = {}  # that answered last, by model
+
+    async def find(self, name: str, model: str) -> KeptAnswer | None:
+        """Return a kept answer; None: there is none, or another release answers now."""
+        data = await self._store.get(name)
+        found = None
+        if data is not None:
+            with contextlib.suppress(ValueError):  # of another version
+                found = unpacked(data)
+        if found is not None and found.release != self._releases.get(model, found.release):
+            found = None
+        self._metrics.note_lookup(model, is_hit=found is not None)
+        return found
+
+    async def keep(self, name: str, model: str, answer: KeptAnswer) -> None:
+        """Keep an answer, unless it is too long."""
+        if answer.release is not None:
+            self._releases[model] = answer.release
+        data = packed(answer)
+        if len(data) <= MAX_ANSWER_BYTES:
+            await self._store.put(name, data)
+
+
+class CachedAnswerer:
+    """A model whose answers to one owner are kept.
+
+    Args:
+        owner: a tenant, or a key; nobody gets the answers of another one.
+    """
+
+    def __init__(self, answerer: Answerer, cache: AnswerCache, *, owner: str) -> None:
+        self._answerer, self._cache, self._owner = answerer, cache, owner
+
+    @property
+    def name(self) -> str:
+        """Return the model's name."""
+        return self._answerer.name
+
+    def cost_nano_usd(self, usage: Usage) -> int:
+        """Return what tokens cost, in billionths of a US dollar."""
+        return self._answerer.cost_nano_usd(usage)
+
+    def attempt(self, asked: Asked, *, is_streaming: bool) -> Attempt:
+        """Return an attempt that has not begun.
+
+        Raises:
+            ApiError: the model cannot do what is asked.
+        """
+        attempt = self._answerer.attempt(asked, is_streaming=is_streaming)
+        if not all(map(is_repeatable, asked.requests)):
+            return attempt
+        return CachedAttempt(attempt, asked, self._cache, model=self.name, owner=self._owner)
+
+
+class CachedAttempt:
+    """An attempt that a kept answer makes needless."""
+
+    def __init__(self, attempt: Attempt, asked: Asked, cache: AnswerCache, *, model: str, owner: str) -> None:
+        self._attempt, self._asked, self._cache, self._model = attempt, asked, cache, model
+        self._name = name_of(asked, model=model, owner=owner)
+        self._kept: KeptAnswer | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether the answer was there, and nothing was made for it."""
+        return self._kept is not None
+
+    @property
+    def usage(self) -> Usage:
+        """Return the tokens of the answer, of whenever it was made."""
+        return self._attempt.usage if self._kept is None else self._kept.usage
+
+    @property
+    def release(self) -> int | None:
+        """Return the release that answers, or has answered."""
+        return self._attempt.release if self._kept is None else self._kept.release
+
+    @property
+    def finish_reason(self) -> str:
+        """Return OpenAI's words for how the choices have ended."""
+        return self._attempt.finish_reason if self._kept is None else self._kept.finish_reason
+
+    async def pieces(self) -> Pieces:
+        """Yield the pieces of the answer: of a kept one few, which come at once.
+
+        Raises:
+            ServingError: there was none, and the attempt has failed.
+        """
+        self._kept = await self._cache.find(self._name, self._model)
+        if self._kept is not None:
+            for piece in self._kept.pieces:
+                yield piece
+            return
+        made: list[Piece] = []
+        async with contextlib.aclosing(self._attempt.pieces()) as pieces:
+            async for piece in pieces:
+                made.append(piece)
+                yield piece
+        if is_whole(made, self._asked):
+            answer = KeptAnswer(joined(made), self.usage, self.finish_reason, self.release)
+            await self._cache.keep(self._name, self._model, answer)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer that is kept, the question that it answers, and the two as bytes."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from clients.infer_messages import GenerateRequest
+from clients.openai_api.answer_deltas import Piece, Usage
+from clients.openai_api.asked import Asked
+from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
+
+_VERSION = b"1"  # of the bytes below
+# What does not change the text of an answer.
+_OF_THE_WAY = (
+    "stream", "return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens",
+    "return_finish_reason", "return_release", "return_token_ids", "priority", "tenant", "deadline_ms",
+    "queue_timeout_ms",
+)  # fmt: skip
+_WITHOUT = dict.fromkeys(_OF_THE_WAY)
+_KINDS: tuple[type[Delta], ...] = (Content, Reasoning, CallBegun, Arguments)
+_Coded = tuple[int, list[tuple[int, list[str | int]]], str | None]  # choice, deltas by their kinds, the reason
+
+
+class KeptAnswer(msgspec.Struct, frozen=True):
+    """An answer that is kept.
+
+    Attributes:
+        pieces: with what belongs together in one.
+        release: that gave it; None: unknown.
+    """
+
+    pieces: list[Piece]
+    usage: Usage
+    finish_reason: str
+    release: int | None
+
+
+def is_repeatable(request: GenerateRequest) -> bool:
+    """Return whether a request has one answer: it is greedy, or its draws have a seed."""
+    return not request.temperature or request.seed is not None
+
+
+def name_of(asked: Asked, *, model: str, owner: str) -> str:
+    """Return the name of what is asked, the same for the same question of the same owner alone.
+
+    Args:
+        model: that is asked.
+        owner: a tenant, or a key: whose answers these are. Nobody gets those of another one.
+    """
+    requests = [msgspec.to_builtins(msgspec.structs.replace(each, **_WITHOUT)) for each in asked.requests]
+    told = (owner, model, asked.endpoint, asked.n, asked.max_calls, sorted(asked.tools), asked.prefixes, requests)
+    return hashlib.sha256(_VERSION + msgspec.msgpack.encode(told, order="sorted")).hexdigest()
+
+
+def packed(answer: KeptAnswer) -> bytes:
+    """Return an answer as bytes."""
+    coded: list[_Coded] = [
+        (piece.choice, [_coded(delta) for delta in piece.deltas], piece.finish_reason) for piece in answer.pieces
+    ]
+    return msgspec.msgpack.encode((coded, answer.usage, answer.finish_reason, answer.release))
+
+
+def unpacked(data: bytes) -> KeptAnswer:
+    """Return the answer of some bytes.
+
+    Raises:
+        ValueError: they hold none.
+    """
+    coded, usage, finish_reason, release = _DECODER.decode(data)
+    pieces = [Piece(choice, [_delta(*each) for each in deltas], reason) for choice, deltas, reason in coded]
+    return KeptAnswer(pieces, usage, finish_reason, release)
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return pieces as few: of each choice one, whose deltas are as long as can be."""
+    deltas: dict[int, list[Delta]] = {}
+    reasons: dict[int, str | None] = {}
+    for piece in pieces:
+        for delta in piece.deltas:
+            _add(deltas.setdefault(piece.choice, []), delta)
+        if piece.finish_reason is not None:
+            reasons[piece.choice] = piece.finish_reason
+    return [Piece(choice, deltas.get(choice, []), reason) for choice, reason in sorted(reasons.items())]
+
+
+def is_whole(pieces: Sequence[Piece], asked: Asked) -> bool:
+    """Return whether every choice of an answer has its end."""
+    return len({piece.choice for piece in pieces if piece.finish_reason is not None}) == asked.num_choices
+
+
+def _add(deltas: list[Delta], new: Delta) -> None:
+    match deltas[-1:], new:
+        case [Content(before)], Content(text):
+            deltas[-1] = Content(before + text)
+        case [Reasoning(before)], Reasoning(text):
+            deltas[-1] = Reasoning(before + text)
+        case [Arguments(index, before)], Arguments(new_index, text) if index == new_index:
+            deltas[-1] = Arguments(index, before + text)
+        case _:
+            deltas.append(new)
+
+
+def _coded(delta: Delta) -> tuple[int, list[str | int]]:
+    return _KINDS.index(type(delta)), list(msgspec.structs.astuple(delta))
+
+
+def _delta(kind: int, values: list[str | int]) -> Delta:
+    if not 0 <= kind < len(_KINDS):
+        raise ValueError(f"a kind of {kind}")
+    return msgspec.convert(dict(zip(_KINDS[kind].__struct_fields__, values, strict=True)), _KINDS[kind])
+
+
+_DECODER = msgspec.msgpack.Decoder(tuple[list[_Coded], Usage, str, int | None])
