@@ -29,6 +29,21 @@ class Step(NamedTuple):
     first_token_s: float | None = None
 
 
+class Tier(NamedTuple):
+    """The tier that a request names.
+
+    Attributes:
+        name: that callers write; "": the request names a model.
+        large: its large model; None: there is no tier.
+    """
+
+    name: str = ""
+    large: Answerer | None = None
+
+
+NO_TIER = Tier()
+
+
 class Answer:
     """An answer that has not begun yet, or runs.
 
@@ -38,14 +53,15 @@ class Answer:
     Attributes:
         id: without the prefix of its kind.
         asked: what was asked for.
+        tier: that was asked for; "": a model was.
 
     Raises:
         ApiError: the model that was asked for cannot do what is asked.
     """
 
-    def __init__(self, asked: Asked, chain: Sequence[Step]) -> None:
+    def __init__(self, asked: Asked, chain: Sequence[Step], tier: Tier = NO_TIER) -> None:
         self.id = secrets.token_hex(12)
-        self.asked = asked
+        self.asked, self.tier, self._large = asked, tier.name, tier.large
         self._chain = chain
         self._step = chain[0]
         # Nobody can tell when an answer that comes whole has begun: where that matters, it streams to the gateway.
@@ -90,6 +106,13 @@ class Answer:
     def cost_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost by the prices of the model that answers, in billionths of a US dollar."""
         return self._step.answerer.cost_nano_usd(usage)
+
+    def saved_nano_usd(self) -> int:
+        """Return what the answer would have cost more, had it been made, or made by the large model of its tier."""
+        if self._large is None and not self.is_kept:
+            return 0
+        dearer = self._large or self._step.answerer
+        return max(0, dearer.cost_nano_usd(self.usage) - self.cost_nano_usd(self.made))
 
     def most_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost at most, whichever model answers."""

@@ -17,10 +17,11 @@ from clients.openai_api.responses_body import response_request_of
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
 from gateway.allowances import Allowances
-from gateway.answer import Answer
+from gateway.answer import NO_TIER, Answer, Tier
 from gateway.fallback.chains import Chains
 from gateway.running_answer import CLIENT_GONE, Observers, RunningAnswer
 from gateway.served_models import ServedModels
+from gateway.tiers import model_of
 from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.gateway")
@@ -55,11 +56,16 @@ class Answering:
         Raises:
             ApiError: there is no such model, it is not for this caller, or it cannot do what is asked.
         """
-        chain = self._chains.of(self.models.get(asked.model, caller), caller)
+        found = self.models.tiers.find(asked.model, caller)
+        name, tier = asked.model, NO_TIER
+        if found is not None:
+            name = model_of(found, asked)
+            tier = Tier(found.name, self._chains.answerer(found.large))
+        chain = self._chains.of(self.models.get(name, caller), caller)
         if caller.tenant:  # whose share of the server it is
             requests = tuple(msgspec.structs.replace(each, tenant=caller.tenant) for each in asked.requests)
             asked = msgspec.structs.replace(asked, requests=requests)
-        return Answer(asked, chain)
+        return Answer(asked, chain, tier)
 
     @asynccontextmanager
     async def running(self, answer: Answer, caller: Caller) -> AsyncIterator[RunningAnswer]:

@@ -63,6 +63,11 @@ class GatewayMetrics:
             ["gen_ai_request_model", "result"], registry=self._registry,
         )  # fmt: skip
 
+        self._saved_usd = Counter(
+            "trireme_gateway_saved_usd", "What tiers and kept answers have saved, by the prices of models", ["by"],
+            registry=self._registry,
+        )  # fmt: skip
+
     def watch_ledger(self, num_waiting_bytes: Callable[[], int]) -> None:
         """Show how much of the ledger's journal is not in its database."""
         gauge = Gauge(
@@ -103,6 +108,11 @@ class GatewayMetrics:
     def note_lookup(self, model: str, *, is_hit: bool) -> None:
         """Count a request that was looked up among the kept answers."""
         self._lookups.labels(model, "hit" if is_hit else "miss").inc()
+
+    def note_saved(self, by: str, nano_usd: int) -> None:
+        """Count what a tier, or a kept answer, has saved, in billionths of a US dollar."""
+        if nano_usd:
+            self._saved_usd.labels(by).inc(nano_usd / 1e9)
 
     def note_move(self, gap_s: float) -> None:
         """Count a stream that went on at another server, after a gap."""

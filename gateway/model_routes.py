@@ -20,8 +20,9 @@ class ModelRoutes:
 
     async def list_models(self, _request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
         """Return the list of the models that the caller may use."""
-        models = self._models.allowed(caller)
-        return json_answer({"object": "list", "data": [self._described(model) for model in models]})
+        found = [self._described(model) for model in self._models.allowed(caller)]
+        found += [self._described_tier(tier.name) for tier in self._models.tiers.allowed(caller)]
+        return json_answer({"object": "list", "data": found})
 
     async def describe_model(self, request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
         """Return one model.
@@ -29,11 +30,17 @@ class ModelRoutes:
         Raises:
             ApiError: there is no such model, or the caller may not use it.
         """
-        return json_answer(self._described(self._models.get(request.path.rpartition("/")[2], caller)))
+        name = request.path.rpartition("/")[2]
+        if self._models.tiers.find(name, caller) is not None:
+            return json_answer(self._described_tier(name))
+        return json_answer(self._described(self._models.get(name, caller)))
 
     async def describe_api(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Return the description of the API in OpenAPI's form."""
         return json_answer(description())
+
+    def _described_tier(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._begun_s, "owned_by": "trireme"}
 
     def _described(self, model: ServedModel) -> dict[str, object]:
         limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}

@@ -51,6 +51,7 @@ class RunningAnswer:
             tenant=caller.tenant,
             endpoint=answer.asked.endpoint,
             model=answer.model,
+            tier=answer.tier,
         )
         observers.metrics.note_begin()
         self._entry = None if observers.ledger is None else observers.ledger.begin(self._row)
@@ -78,6 +79,8 @@ class RunningAnswer:
         self._watch.end()
         answer, metrics = self._answer, self._observers.metrics
         metrics.note_end(_OPERATIONS[answer.asked.endpoint], answer.model, self._watch, answer.made)
+        if not self._watch.error:
+            metrics.note_saved(_KEPT if answer.is_kept else answer.tier, answer.saved_nano_usd())
         if not answer.is_kept and self._answered_by:
             metrics.note_fallback(answer.model, self._answered_by)
         if self._entry is not None:
@@ -102,5 +105,6 @@ class RunningAnswer:
             ttft_s=watch.ttft_s,
             duration_s=watch.duration_s,
             cost_nano_usd=answer.cost_nano_usd(usage),
+            saved_nano_usd=0 if watch.error else answer.saved_nano_usd(),
             finish=watch.error or answer.finish_reason or "stop",
         )

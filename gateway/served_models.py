@@ -15,11 +15,13 @@ from clients.openai_api.tool_calls.reader_choice import Style, call_reader, styl
 from clients.openai_api.tool_calls.reasoning import END, ReasoningReader, begins_inside
 from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.gateway_spec import TierSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
 from ensemble_configs.spec.model_spec import ModelSpec
 from ensemble_configs.spec.price_spec import PriceSpec
 from gateway.access.caller import Caller
 from gateway.ledger.prices import cost_nano_usd
+from gateway.tiers import Tiers
 from trireme.base.errors import ServingError, SpecError
 
 
@@ -78,11 +80,18 @@ class ServedModels:
 
     Args:
         aliases: other names of models.
+        tiers: names that stand for two models.
     """
 
-    def __init__(self, models: Iterable[ServedModel], aliases: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+        tiers: Iterable[TierSpec] = (),
+    ) -> None:
         self._models = {model.name: model for model in models}
         self._aliases = dict(aliases)
+        self.tiers = Tiers(tiers)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -122,7 +131,7 @@ def models_of(deployment: DeploymentSpec) -> ServedModels:
         SpecError: a model has neither.
     """
     models = (_served(model, deployment.name) for model in deployment.models)
-    return ServedModels(models, deployment.gateway.aliases)
+    return ServedModels(models, deployment.gateway.aliases, deployment.gateway.tiers)
 
 
 def _served(model: ModelSpec, deployment: str) -> ServedModel:

@@ -85,6 +85,30 @@ class AnswerCacheSpec(Spec):
     max_mib: Positive = Field(default=64, description="of a gateway's memory; a Redis has its own `maxmemory`")
 
 
+class SimpleSpec(Spec):
+    """The rules by which a request is simple; it has to keep all of them."""
+
+    max_prompt_chars: PositiveSize = Field(default=2000, description="of the prompt, or the messages as JSON")
+    max_messages: PositiveSize = Field(default=6, description="of a conversation")
+    max_answer_tokens: PositiveSize | None = Field(
+        default=None, description="that the request asks for, where it says; none: any number"
+    )
+    tools: Boolean = Field(default=False, description="requests with tools may be simple")
+    schemas: Boolean = Field(default=False, description="requests for JSON may be simple")
+    words_of_others: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+        default=(), description="a prompt, or a last message, with one of these is not simple: `prove`, `refactor`"
+    )
+
+
+class TierSpec(Spec):
+    """A name that stands for two models: simple requests go to the small one."""
+
+    name: Alias = Field(description="that callers write as the model, such as `auto`")
+    small: Name = Field(description="model for simple requests")
+    large: Name = Field(description="model for the others")
+    simple: SimpleSpec = Field(default=SimpleSpec(), description="what a simple request is")
+
+
 class GatewaySpec(Spec):
     """Rules of the gateways before the deployment."""
 
@@ -98,6 +122,7 @@ class GatewaySpec(Spec):
         default="refuse",
         description="keys with limits, while the Redis of limits is away: refused, or counted by each gateway",
     )
+    tiers: tuple[TierSpec, ...] = Field(default=(), description="names that stand for two models")
     answer_cache: AnswerCacheSpec | None = Field(
         default=None, description="answers that are given again, to the same tenant; none: each is made anew"
     )
@@ -117,8 +142,19 @@ class GatewaySpec(Spec):
             ("tenants", [tenant.name for tenant in self.tenants]),
             ("managed_apis", [api.name for api in self.managed_apis]),
             ("fallbacks", [chain.model for chain in self.fallbacks]),
+            ("tiers", [tier.name for tier in self.tiers]),
         ):
             found += [f"gateway.{what} has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+        for tier in self.tiers:
+            if tier.name in models or tier.name in self.aliases:
+                found.append(f"gateway.tiers has {tier.name!r}, which is the name of a model, or an alias")
+            found += [
+                f"gateway.tiers of {tier.name!r}: {size} must name a model, got {name!r}; there are {known}"
+                for size, name in (("small", tier.small), ("large", tier.large))
+                if name not in models
+            ]
+            if tier.small == tier.large:
+                found.append(f"gateway.tiers of {tier.name!r} has one model, {tier.small!r}; it stands for two")
         return found + self._clashes_of_fallbacks(models)
 
     def _clashes_of_fallbacks(self, models: Collection[str]) -> list[str]:

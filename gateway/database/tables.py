@@ -61,6 +61,7 @@ REQUESTS = Table(
     Column("endpoint", Text, nullable=False),
     Column("model", Text, nullable=False),
     Column("answered_by", Text, nullable=False, server_default=""),
+    Column("tier", Text, nullable=False, server_default=""),
     Column("release", BigInteger),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
@@ -68,6 +69,7 @@ REQUESTS = Table(
     Column("ttft_s", Double),
     Column("duration_s", Double),
     Column("cost_nano_usd", BigInteger, nullable=False),
+    Column("saved_nano_usd", BigInteger, nullable=False, server_default="0"),
     Column("finish", Text, nullable=False),
     Index("gateway_requests_by_day", "day"),
 )

@@ -38,6 +38,10 @@ class Chains:
         self._fallbacks = {chain.model: chain for chain in spec.fallbacks}
         self._tenants = {tenant.name: tenant for tenant in spec.tenants}
 
+    def answerer(self, model: str) -> Answerer:
+        """Return what answers for a model of the deployment, by its name."""
+        return self._models[model]
+
     def of(self, model: ServedModel, caller: Caller) -> list[Step]:
         """Return the steps for a caller's request: the model, and what the caller's tenant allows in its place."""
         first = self._first(model, caller)

@@ -16,6 +16,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         key_id, tenant: of the caller; "": none.
         model: that was asked for.
         answered_by: name of what answered in its place; "": the model itself did.
+        tier: that was asked for, where that stands for two models; "": a model was.
         release: that answered; None: the request failed before, or no model of the deployment answered.
         prompt_tokens: of each prompt once, however many answers it has.
         completion_tokens: of all answers, also of those that broke off.
@@ -23,6 +24,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ttft_s: time to the first text; None: the answer did not stream, or had none.
         duration_s: time to the last byte; None: unsettled.
         cost_nano_usd: cost by the prices of the day, in billionths of a US dollar.
+        saved_nano_usd: what these tokens would have cost more at the large model of the tier, or if a kept answer had
+            been made.
         finish: OpenAI's reason for the end, or the code of the error; "": the request runs; `UNSETTLED`.
     """
 
@@ -33,6 +36,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     endpoint: str
     model: str
     answered_by: str = ""
+    tier: str = ""
     release: int | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -40,6 +44,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_s: float | None = None
     duration_s: float | None = None
     cost_nano_usd: int = 0
+    saved_nano_usd: int = 0
     finish: str = ""
 
     @property

@@ -84,6 +84,7 @@ class LedgerStore:
             *(total(REQUESTS.c[name]) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")),
             func.avg(REQUESTS.c.ttft_s),
             total(REQUESTS.c.cost_nano_usd),
+            total(REQUESTS.c.saved_nano_usd),
         ]
         query = select(*columns, *sums).where(REQUESTS.c.day.between(since_day, until_day))
         with self._database.reading() as connection:
@@ -150,7 +151,7 @@ def _insert(connection: Connection) -> Any:
 
 def _sum(row: tuple[Any, ...], num_columns: int) -> UsageSum:
     """Return a row with the types of a sum: PostgreSQL's are Decimal."""
-    requests, failed, unsettled, prompt, cached, completion, ttft_s, cost = row[num_columns:]
+    requests, failed, unsettled, prompt, cached, completion, ttft_s, cost, saved = row[num_columns:]
     return UsageSum(
         row[:num_columns],
         requests=int(requests),
@@ -161,4 +162,5 @@ def _sum(row: tuple[Any, ...], num_columns: int) -> UsageSum:
         completion_tokens=int(completion or 0),
         mean_ttft_s=None if ttft_s is None else float(ttft_s),
         cost_nano_usd=int(cost or 0),
+        saved_nano_usd=int(saved or 0),
     )

@@ -60,12 +60,14 @@ def usage(
     elif not sums:
         typer.echo("there are no requests in these days", err=True)
     else:
-        headers = (*names, *_COLUMNS)
-        rows = tuple((*_shown(names, each), *_cells(each)) for each in sums)
+        has_saved = any(each.saved_nano_usd for each in sums)
+        headers = (*names, *_COLUMNS, *(("USD saved",) if has_saved else ()))
+        rows = tuple((*_shown(names, each), *_cells(each)[: len(headers) - len(names)]) for each in sums)
         notes = (_WAITING,) if any(each.unsettled for each in sums) else ()
         print_tables([TextTable("", headers, rows, notes, left=names)])
 
 
+_DOLLARS = {"cost_nano_usd": "cost_usd", "saved_nano_usd": "saved_usd"}
 _COLUMNS = ("requests", "failed", "unsettled", "prompt", "cached", "completion", "TTFT, ms", "USD")
 
 
@@ -105,10 +107,11 @@ def _cells(found: UsageSum) -> tuple[str, ...]:
     counts = (found.requests, found.failed, found.unsettled)
     tokens = (found.prompt_tokens, found.cached_tokens, found.completion_tokens)
     ttft = "" if found.mean_ttft_s is None else f"{1000 * found.mean_ttft_s:,.0f}"
-    return (*(f"{count:,}" for count in (*counts, *tokens)), ttft, f"{found.cost_nano_usd / _NANO:,.6f}")
+    dollars = (f"{nano / _NANO:,.6f}" for nano in (found.cost_nano_usd, found.saved_nano_usd))
+    return (*(f"{count:,}" for count in (*counts, *tokens)), ttft, *dollars)
 
 
 def _told(names: Sequence[str], found: UsageSum) -> dict[str, object]:
     group = {name: _value(name, value) for name, value in zip(names, found.group, strict=True)}
-    fields = {name: value for name, value in found._asdict().items() if name not in ("group", "cost_nano_usd")}
-    return {**group, **fields, "cost_usd": found.cost_nano_usd / _NANO}
+    fields = {name: value for name, value in found._asdict().items() if name not in ("group", *_DOLLARS)}
+    return {**group, **fields, **{told: getattr(found, name) / _NANO for name, told in _DOLLARS.items()}}

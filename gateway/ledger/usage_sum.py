@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-GROUPS = ("day", "tenant", "key", "model", "answered_by", "release", "endpoint", "finish")
+GROUPS = ("day", "tenant", "key", "model", "answered_by", "tier", "release", "endpoint", "finish")
 
 
 class UsageSum(NamedTuple):
@@ -15,6 +15,7 @@ class UsageSum(NamedTuple):
         cached_tokens: of the prompts' tokens, as far as engines tell.
         mean_ttft_s: of answers that streamed; None: none did.
         cost_nano_usd: in billionths of a US dollar.
+        saved_nano_usd: what tiers and kept answers saved, in the same.
     """
 
     group: tuple[object, ...]
@@ -26,3 +27,4 @@ class UsageSum(NamedTuple):
     completion_tokens: int
     mean_ttft_s: float | None
     cost_nano_usd: int
+    saved_nano_usd: int

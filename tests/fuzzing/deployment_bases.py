@@ -87,6 +87,21 @@ BASES: dict[str, Data] = {
         "rate_limiter": [{"name": "slots", "count": 4, "device": 0}, {"name": "pool", "count": 2}],
         "gateway": {
             "answer_cache": {"ttl_s": 60.0, "max_mib": 16},
+            "tiers": [
+                {
+                    "name": "auto",
+                    "small": "code",
+                    "large": "chat",
+                    "simple": {
+                        "max_prompt_chars": 500,
+                        "max_messages": 3,
+                        "max_answer_tokens": 256,
+                        "tools": True,
+                        "schemas": True,
+                        "words_of_others": ["prove"],
+                    },
+                }
+            ],
             "managed_apis": [
                 {
                     "name": "elsewhere",

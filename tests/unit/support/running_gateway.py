@@ -58,7 +58,7 @@ class RunningGateway:
     ) -> None:
         access = HttpAccess(token_file=token_file)
         self._gateway = Gateway(
-            ServedModels(models),
+            ServedModels(models, rules.aliases, rules.tiers),
             urls=server_urls,
             access=access,
             keys=keys,

@@ -50,7 +50,7 @@ def test_a_request_counts_once_however_often_it_is_added(store: LedgerStore, pla
     store.add([row("b"), row("c")])
     with LedgerStore(place) as other:
         other.add([row("a")])
-        assert total(other) == UsageSum((), 3, 0, 0, 30, 0, 15, 0.25, 21)
+        assert total(other) == UsageSum((), 3, 0, 0, 30, 0, 15, 0.25, 21, 0)
         assert other.spending(["k", "nobody"], since_day=0)[1] == {"k": {DAY: 21}}
 
 
@@ -63,7 +63,7 @@ def test_an_unsettled_request_is_settled_by_its_end_and_not_the_other_way_round(
     store.add([row("a")])
     store.add([unsettled(begun)])
     store.add([unsettled(begun), row("b"), unsettled(msgspec.structs.replace(begun, id="b"))])
-    assert total(store) == UsageSum((), 2, 0, 0, 20, 0, 10, 0.25, 14)
+    assert total(store) == UsageSum((), 2, 0, 0, 20, 0, 10, 0.25, 14, 0)
     assert store.spending(["k"], since_day=0)[1] == {"k": {DAY: 14}}
 
 

@@ -62,6 +62,7 @@ def test_the_json_has_numbers(file: Path, capsys: pytest.CaptureFixture[str]) ->
             "completion_tokens": 30,
             "mean_ttft_s": 0.25,
             "cost_usd": 0.0015,
+            "saved_usd": 0.0,
         }
         for finish, failed in (("stop", 0), ("timeout", 1))
     ]
@@ -78,7 +79,10 @@ def test_without_requests_it_says_so(file: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--by", "user"), "--by must be some of day, tenant, key, model, answered_by, release, endpoint, finish"),
+        (
+            ("--by", "user"),
+            "--by must be some of day, tenant, key, model, answered_by, tier, release, endpoint, finish",
+        ),
         (("--by", "day,day"), "each once"),
         (("--since", "yesterday"), "--since must be a day as YYYY-MM-DD, got 'yesterday'"),
         (("--until", "2023-02-30"), "--until must be a day as YYYY-MM-DD, got '2023-02-30'"),
