@@ -30,6 +30,12 @@ class SilenceWatch:
         """Note that the reader is busy with what came."""
         self._waiting_since = float("inf")
 
+    def limit(self, limit_s: float) -> None:
+        """Wait no longer than this for each response from now on."""
+        self.stop()
+        self.limit_s = limit_s
+        self._check()
+
     def stop(self) -> None:
         """Note that the call has ended."""
         if self._timer is not None:

@@ -126,6 +126,7 @@ class AsyncTritonClient:
         request_id: str | None = None,
         timeout_s: float | None = None,
         idle_timeout_s: float | None = IDLE_TIMEOUT_S,
+        silence_s: float | None = None,
         traceparent: str | None = None,
         perf_outputs: Collection[str] | None = None,
     ) -> AsyncGenerator[GenerateChunk, None]:
@@ -140,6 +141,7 @@ class AsyncTritonClient:
             timeout_s: for the whole request. None: no limit.
             idle_timeout_s: for the wait for one response, the first included. None: no limit. The reader's own time
                 does not count.
+            silence_s: the same, once the first response is there. None: as `idle_timeout_s`.
             traceparent: the caller's span as W3C trace context, for the server to go on with; no span is made here.
             perf_outputs: with `return_perf_metrics` the measurements to ask for, by name. None: all, which an engine
                 that does not know all of them refuses.
@@ -174,6 +176,8 @@ class AsyncTritonClient:
             # To the stream's end, past the final response: cancelling a request that just ended is a race for nothing.
             async for response in call:
                 received_ns = time.monotonic_ns()
+                if not has_begun and silence_s is not None:
+                    silence.limit(silence_s)
                 has_begun = True
                 if response.error_message:
                     failure = parse_error(response.error_message, address=self._url)

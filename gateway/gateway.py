@@ -37,7 +37,7 @@ from gateway.response_socket import ResponseSockets
 from gateway.running_answer import Observers
 from gateway.served_models import ServedModels
 from gateway.servers.server import Server
-from gateway.servers.server_pool import ServerPool
+from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.http_access import HttpAccess
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Limits(NamedTuple):
         max_connections: of all callers.
         exit_timeout_s: how long running requests may go on once the gateway is told to end.
         has_affinity: whether prompts go to the server that had their beginnings.
+        silence_s: of a stream, before it goes on at another server.
         keys_grace_s: how long known keys are accepted while their database is away.
     """
 
@@ -61,6 +62,7 @@ class Limits(NamedTuple):
     max_connections: int = 4096
     exit_timeout_s: float = 30.0
     has_affinity: bool = True
+    silence_s: float = SILENCE_S
     keys_grace_s: float = GRACE_S
 
 
@@ -168,7 +170,12 @@ class Gateway:
             for url in self._urls:
                 client = await stack.enter_async_context(AsyncTritonClient(url, access=self._server_access))
                 servers.append(Server(url, client, {model.triton_model for model in self.models}))
-            pool = ServerPool(servers, has_affinity=self._limits.has_affinity, on_move=metrics.note_move)
+            pool = ServerPool(
+                servers,
+                has_affinity=self._limits.has_affinity,
+                silence_s=self._limits.silence_s,
+                on_move=metrics.note_move,
+            )
             await stack.enter_async_context(pool.followed())
             yield pool
 

@@ -23,6 +23,7 @@ from gateway.ledger.ledger import Ledger, journal_of
 from gateway.ledger.open_ledger import open_ledger
 from gateway.redis_place import RedisPlace
 from gateway.served_models import models_of
+from gateway.servers.server_pool import SILENCE_S
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess, is_loopback
@@ -125,6 +126,13 @@ def serve(
             help="With several servers: send a conversation to the one that has its beginning in its KV cache.",
         ),
     ] = True,
+    silence_s: Annotated[
+        float,
+        typer.Option(
+            help="With several servers: a stream that says nothing for so long goes on at another one, in seconds.",
+            min=1,
+        ),
+    ] = SILENCE_S,
     exit_timeout_s: Annotated[
         float, typer.Option(help="How long running requests may go on at shutdown, in seconds.", min=0)
     ] = 30.0,
@@ -180,6 +188,7 @@ def serve(
                 max_connections=max_connections,
                 exit_timeout_s=exit_timeout_s,
                 has_affinity=has_affinity,
+                silence_s=silence_s,
                 keys_grace_s=keys_grace_s,
             ),
         )

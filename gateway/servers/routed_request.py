@@ -53,12 +53,14 @@ class Route(NamedTuple):
         numbers: of its prompt's beginnings.
         is_session: whether the first of them is that of a session.
         deadline_s: by the clock of the event loop.
+        silence_s: a stream that says nothing for so long has lost its server.
     """
 
     model: ServedModel
     numbers: Sequence[int]
     is_session: bool
     deadline_s: float
+    silence_s: float
 
 
 class Budgets(NamedTuple):
@@ -110,7 +112,7 @@ class RoutedRequest:
 
     async def _ask_one(self) -> AsyncGenerator[GenerateChunk, None]:
         """Yield what is new in the chunks of one server."""
-        model, numbers, is_session, deadline_s = self._route
+        model, numbers, is_session, deadline_s, silence_s = self._route
         server = self._servers.choose(model.triton_model, numbers, self._tried, is_session=is_session)
         self._tried.append(server)
         self._last_url = server.url
@@ -122,6 +124,7 @@ class RoutedRequest:
             model=model.pinning_model if is_pinned else model.triton_model,
             release=joint.release if joint is not None and is_pinned else None,
             timeout_s=deadline_s - self._now_s(),
+            silence_s=silence_s,
             numbers=numbers,
         )
         async with contextlib.aclosing(answer) as chunks:
@@ -174,6 +177,7 @@ async def ask(
     model: str,
     release: int | None,
     timeout_s: float,
+    silence_s: float,
     numbers: Sequence[int],
 ) -> AsyncGenerator[GenerateChunk, None]:
     """Yield the chunks of one server, and note what its answer says about it.
@@ -184,9 +188,10 @@ async def ask(
     is_trial = server.begin()
     is_told = False
     try:
-        async with contextlib.aclosing(
-            server.client.generate(request, model=model, release=release, timeout_s=max(timeout_s, 0.001))
-        ) as chunks:
+        answer = server.client.generate(
+            request, model=model, release=release, timeout_s=max(timeout_s, 0.001), silence_s=silence_s
+        )
+        async with contextlib.aclosing(answer) as chunks:
             async for chunk in chunks:
                 if not is_told:
                     server.breaker.succeed()

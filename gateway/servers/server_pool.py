@@ -15,6 +15,7 @@ from gateway.servers.routed_request import Budgets, Route, RoutedRequest
 from gateway.servers.server import Server
 from trireme.base.errors import AccessDenied, Unavailable
 
+SILENCE_S = 30.0
 _LOOK_S, _ANSWER_S = 1.0, 2.0
 _log = logging.getLogger("trireme.gateway")
 
@@ -25,6 +26,7 @@ class ServerPool:
     Args:
         servers: at least one; whoever made their clients closes them.
         has_affinity: whether prompts go where their beginnings were; if not, where the fewest requests run.
+        silence_s: a stream that says nothing for so long goes on at another server.
         on_move: is told of each stream that goes on at another server, and how long its caller waited.
     """
 
@@ -33,9 +35,11 @@ class ServerPool:
         servers: Sequence[Server],
         *,
         has_affinity: bool = True,
+        silence_s: float = SILENCE_S,
         on_move: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.servers, self._has_affinity, self._on_move = servers, has_affinity, on_move
+        self._silence_s = silence_s
         # A server takes all its streams with it, so each request may move once; second tries are for the few.
         self._budgets = Budgets(RetryBudget(), RetryBudget(share=1.0, most=1024.0))
 
@@ -82,7 +86,7 @@ class ServerPool:
             budget.note_request()
         numbers = numbers_of(request, session=session, tenant=request.tenant or "") if self._has_affinity else []
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        route = Route(model, numbers, bool(session), deadline_s)
+        route = Route(model, numbers, bool(session), deadline_s, self._silence_s)
         return RoutedRequest(request, route, self, self._budgets).chunks()
 
     def fit(self, model: str, tried: Sequence[Server]) -> list[Server]:

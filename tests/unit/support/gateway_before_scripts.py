@@ -11,10 +11,10 @@ from running_gateway import RunningGateway
 
 
 @contextlib.contextmanager
-def gateway_of(*scripts: list[Any]) -> Iterator[tuple[RunningGateway, list[KServeServer]]]:
+def gateway_of(*scripts: list[Any], **fields: Any) -> Iterator[tuple[RunningGateway, list[KServeServer]]]:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(KServeServer(*script)) for script in scripts]
-        gateway = stack.enter_context(RunningGateway(*(server.url for server in servers)))
+        gateway = stack.enter_context(RunningGateway(*(server.url for server in servers), **fields))
         wait_until(lambda: gateway.call("GET", "/health/ready").status == 200)
         yield gateway, servers
 

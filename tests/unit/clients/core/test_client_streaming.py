@@ -27,11 +27,15 @@ REQUEST = GenerateRequest(text_input="hi", max_tokens=4)
 
 
 def read_all(
-    server: KServeServer, *, timeout_s: float | None = None, idle_timeout_s: float = WAIT_S
+    server: KServeServer,
+    *,
+    timeout_s: float | None = None,
+    idle_timeout_s: float | None = WAIT_S,
+    silence_s: float | None = None,
 ) -> list[GenerateChunk]:
     async def read() -> list[GenerateChunk]:
         async with AsyncTritonClient(server.url) as client:
-            stream = client.generate(REQUEST, timeout_s=timeout_s, idle_timeout_s=idle_timeout_s)
+            stream = client.generate(REQUEST, timeout_s=timeout_s, idle_timeout_s=idle_timeout_s, silence_s=silence_s)
             return [chunk async for chunk in stream]
 
     return asyncio.run(read())
@@ -235,6 +239,15 @@ def test_a_silent_server_is_unavailable_after_idle_timeout_s_and_the_request_is_
 def test_a_stream_longer_than_the_idle_timeout_is_not_idle() -> None:
     with KServeServer(response("a"), 0.3, response("b"), 0.3, response("c", final=True)) as server:
         assert len(read_all(server, idle_timeout_s=0.5)) == 3
+
+
+@pytest.mark.parametrize("idle_timeout_s", [WAIT_S, None])
+def test_silence_behind_the_first_response_has_a_limit_of_its_own(idle_timeout_s: float | None) -> None:
+    with KServeServer(0.6, response("a"), 0.1, response("b"), HANG) as server:
+        with pytest.raises(Unavailable, match=r"0\.3 s") as caught:
+            read_all(server, idle_timeout_s=idle_timeout_s, silence_s=0.3)
+        assert caught.value.facts["reason"] == "silent"
+        assert server.was_cancelled.wait(WAIT_S)
 
 
 def test_a_slow_reader_is_not_a_silent_server() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from gateway_before_scripts import counts, gateway_of
-from kserve_server import DIE, response
+from kserve_server import DIE, HANG, response
 from running_gateway import Answer, RunningGateway
 
+from gateway.gateway import Limits
 from gateway.servers import breaker, routed_request, server_pool
 
 TEXT = "Once upon ünd"
@@ -81,6 +82,14 @@ def test_a_stream_whose_server_goes_away_goes_on() -> None:
     with gateway_of(script, script) as (gateway, servers):
         assert "".join(texts(gateway.complete(stream=True))) == TEXT
         assert counts(servers) == [1, 1]
+
+
+def test_a_stream_whose_server_falls_silent_goes_on() -> None:
+    script = of_both(first(said=HANG), then())
+    with gateway_of(script, script, limits=Limits(exit_timeout_s=2.0, silence_s=0.3)) as (gateway, servers):
+        assert "".join(texts(gateway.complete(stream=True))) == TEXT
+        [silent] = [server for server in servers if not continued_ids(server.requests[0])]
+        assert silent.was_cancelled.wait(5)
 
 
 def test_an_answer_that_has_its_end_needs_no_other_server() -> None:
