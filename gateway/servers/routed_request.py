@@ -8,6 +8,7 @@ the tokens that its caller has; it waits for a server that has room, for its cal
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from trireme.base.errors import RequestError, ServingError, Unavailable
 _FULL_S = 1.0  # what a server without room is passed over for, where it says nothing
 _MOST_MOVES = 5  # of one stream
 _LONGEST_GAP_S = 20.0  # of a stream that no server takes
-_NEXT_LOOK_S = 0.25
+_REST_S, _LONGEST_REST_S = 0.25, 2.0  # once all servers have been asked
 _log = logging.getLogger("trireme.gateway")
 
 
@@ -83,6 +84,7 @@ class RoutedRequest:
         self._last_url = ""
         self._num_moves = 0
         self._last_chunk_s = 0.0
+        self._rest_s = _REST_S
         self._broke_by: ServingError | None = None  # the error that a stream goes on after, until it does
 
     async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:
@@ -133,7 +135,7 @@ class RoutedRequest:
                 if new is None:
                     continue
                 if self._broke_by is not None:
-                    self._broke_by = None
+                    self._broke_by, self._tried = None, [server]
                     self._servers.note_move(self._now_s() - self._last_chunk_s)
                 self._last_chunk_s = self._now_s()
                 yield new
@@ -158,15 +160,17 @@ class RoutedRequest:
             if not (can_go_on and may_do_better(exc) and self._budgets.moves.take()):
                 raise exc
             self._num_moves += 1
-            self._broke_by = exc
+            self._broke_by, self._rest_s = exc, _REST_S
         elif not may_do_better(exc):
             _log.error("a stream cannot go on: %s", exc.message)
             raise self._broke_by
         until_s = min(self._last_chunk_s + _LONGEST_GAP_S, self._route.deadline_s)
         while not self._servers.fit(self._route.model.triton_model, self._tried):
-            if self._now_s() + _NEXT_LOOK_S > until_s:
+            wait_s = self._rest_s * random.uniform(0.5, 1.0)  # streams that broke together do not come together
+            if self._now_s() + wait_s > until_s:
                 raise self._broke_by
-            await asyncio.sleep(_NEXT_LOOK_S)
+            await asyncio.sleep(wait_s)
+            self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
             self._tried.clear()
 
 
