@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An attempt at an answer: by the model that was asked for, or by whatever stands in for it."""
 
+import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
@@ -9,8 +11,10 @@ import msgspec
 
 from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
 from clients.openai_api.asked import Asked
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from gateway.generation import Generation
 from gateway.served_models import ServedModel
+from serving.text.token_texts import TokenTexts
 
 Pieces = AsyncGenerator[Piece, None]
 
@@ -106,7 +110,8 @@ class ModelAttempt:
 
     def __init__(self, asked: Asked, model: ServedModel, generation: Generation) -> None:
         self._asked, self._model, self._generation = asked, model, generation
-        self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)])
+        self._token_texts: TokenTexts | None = None
+        self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)], self._bytes_of)
 
     is_kept = False
 
@@ -131,6 +136,17 @@ class ModelAttempt:
         Raises:
             ServingError: one of the requests failed; the others are cancelled.
         """
+        if self._asked.log_probs and self._model.tokenizer is not None:
+            self._token_texts = await asyncio.to_thread(_token_texts, self._model.tokenizer)
         async with contextlib.aclosing(self._generation.chunks(self._asked, self._model)) as chunks:
             async for index, chunk in chunks:
                 yield self._deltas.of(index, chunk)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        return b"" if self._token_texts is None else self._token_texts.bytes_of(token_id)
+
+
+@functools.lru_cache(maxsize=16)
+def _token_texts(spec: TokenizerSpec) -> TokenTexts:
+    """Return the texts of a tokenizer's tokens: a second's work for a large one, so by whoever is the first to ask."""
+    return TokenTexts(spec)

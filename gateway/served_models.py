@@ -19,6 +19,7 @@ from ensemble_configs.spec.gateway_spec import TierSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
 from ensemble_configs.spec.model_spec import ModelSpec
 from ensemble_configs.spec.price_spec import PriceSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from gateway.access.caller import Caller
 from gateway.ledger.prices import cost_nano_usd
 from gateway.tiers import Tiers
@@ -37,6 +38,7 @@ class ServedModel(NamedTuple):
         begins_inside: the prompt ends within the reasoning.
         has_admission: the server knows tenants and classes.
         price: of its tokens; None: they cost nothing.
+        tokenizer: of the model; None: nobody knows the texts of its tokens.
         pinning_model: Triton's name of the model that serves the release which a request names; "": there is none.
     """
 
@@ -49,6 +51,7 @@ class ServedModel(NamedTuple):
     has_admission: bool = False
     price: PriceSpec | None = None
     pinning_model: str = ""
+    tokenizer: TokenizerSpec | None = None
 
     def cost_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost, in billionths of a US dollar."""
@@ -58,8 +61,13 @@ class ServedModel(NamedTuple):
         """Return the reader of one answer.
 
         Raises:
-            ApiError: there are tools, and the model writes calls in no way that is read here.
+            ApiError: there are tools, and the model writes calls in no way that is read here; or log probabilities are
+                asked for, and the answer may have other parts than its content, or nobody knows the model's tokens.
         """
+        if asked.log_probs and (self.tokenizer is None or (self.is_reasoning and asked.is_chat)):
+            why = "its tokens are not known here" if self.tokenizer is None else "it reasons before it answers"
+            raise ApiError(f"logprobs: {self.name} tells none, for {why}; leave logprobs out",
+                           code="unsupported_parameter", param="logprobs")  # fmt: skip
         readers: list[DeltaReader] = []
         if self.is_reasoning and asked.is_chat:
             readers.append(ReasoningReader(begins_inside=self.begins_inside))
@@ -156,6 +164,7 @@ def _served(model: ModelSpec, deployment: str) -> ServedModel:
         has_admission=model.admission is not None,
         price=model.price,
         pinning_model=model.triton_prefix + PINNING_MODEL if is_pinning else "",
+        tokenizer=model.tokenizer,
     )
     try:
         template = load_chat_template(model.tokenizer.dir)

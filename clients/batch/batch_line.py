@@ -16,6 +16,7 @@ from clients.openai_api.request_bodies import requests_of
 _ENDPOINTS = (Endpoint.COMPLETIONS, Endpoint.CHAT)
 _WHOLE, _OWN_CLASS = "an answer of a batch comes whole", "a batch is of a class of its own"
 _NO_CALLS = "calls of tools are not read in a batch"
+_NO_TOKENS = "the texts of tokens are not known to a batch; ask the gateway"
 _REFUSED: Refused = {
     "stream": ((False,), _WHOLE),
     "stream_options": ((), _WHOLE),
@@ -24,6 +25,7 @@ _REFUSED: Refused = {
     "tools": (([],), _NO_CALLS),
     "tool_choice": (("none", "auto"), _NO_CALLS),
     "parallel_tool_calls": ((True, False), _NO_CALLS),
+    "logprobs": ((False,), _NO_TOKENS),
 }
 _FIELDS = ("custom_id", "method", "url", "body")
 

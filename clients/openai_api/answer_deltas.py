@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chunks of an answer as pieces of what OpenAI's answers are made of: content, reasoning, calls of tools."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from clients.infer_messages import GenerateChunk
 from clients.openai_api.asked import Asked
+from clients.openai_api.log_probs import TokenLogProb
 from clients.openai_api.tool_calls.answer_reader import AnswerReader
 from clients.openai_api.tool_calls.deltas import Content, Delta
+from trireme.base.errors import ServerError
 
 _REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
 
@@ -46,11 +48,13 @@ class Piece(NamedTuple):
     Attributes:
         choice: index of the choice among all of the answer.
         finish_reason: OpenAI's word for why the choice ends with this piece; None: it goes on.
+        log_probs: of the tokens that have come, where they were asked for.
     """
 
     choice: int
     deltas: list[Delta]
     finish_reason: str | None
+    log_probs: tuple[TokenLogProb, ...] = ()
 
 
 class AnswerDeltas:
@@ -58,13 +62,19 @@ class AnswerDeltas:
 
     Args:
         readers: of each choice; None: all text is content.
+        bytes_of: returns the bytes of a token, for log probabilities.
 
     Attributes:
         release: that answers, where it was asked for; None: no chunk has come.
     """
 
-    def __init__(self, asked: Asked, readers: Sequence[AnswerReader] | None = None) -> None:
-        self._n = asked.n
+    def __init__(
+        self,
+        asked: Asked,
+        readers: Sequence[AnswerReader] | None = None,
+        bytes_of: Callable[[int], bytes] = lambda _: b"",
+    ) -> None:
+        self._n, self._bytes_of, self._tells_log_probs = asked.n, bytes_of, asked.log_probs
         self._prefixes = {
             index: asked.prefixes[index // asked.n] for index in range(asked.num_choices) if asked.prefixes
         }
@@ -91,6 +101,9 @@ class AnswerDeltas:
 
         Args:
             request: index of the chunk's request among those that were asked.
+
+        Raises:
+            ServerError: there is not a log probability for each token, where they were asked for.
         """
         if chunk.num_input_tokens is not None:
             self._num_input.setdefault(request, chunk.num_input_tokens)
@@ -104,11 +117,20 @@ class AnswerDeltas:
         index = request * self._n + (chunk.sequence_index or 0)
         reader = self._readers[index]
         deltas = reader.read(chunk.text) if chunk.text else []
+        told = self._log_probs(chunk) if self._tells_log_probs else ()
         if index in self._prefixes:
             deltas = [Content(self._prefixes.pop(index)), *deltas]
         if not chunk.finish_reason:
-            return Piece(index, deltas, None)
+            return Piece(index, deltas, None, told)
         deltas = [*deltas, *reader.end()]
         reason = reader.finish_reason(_REASONS.get(chunk.finish_reason, chunk.finish_reason))
         self._finish_reasons[reason] = None
-        return Piece(index, deltas, reason)
+        return Piece(index, deltas, reason, told)
+
+    def _log_probs(self, chunk: GenerateChunk) -> tuple[TokenLogProb, ...]:
+        """Return the tokens of a chunk that have a text; the one that ends the answer has none."""
+        if chunk.token_ids is None or chunk.log_probs is None or len(chunk.token_ids) != len(chunk.log_probs):
+            raise ServerError("the server did not send a log probability for each token; it may be an older one")
+        pairs = zip(chunk.token_ids, chunk.log_probs, strict=True)
+        found = (TokenLogProb(self._bytes_of(token_id), log_prob) for token_id, log_prob in pairs)
+        return tuple(token for token in found if token.data)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from clients.infer_messages import GenerateChunk
 from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
 from clients.openai_api.asked import Asked
+from clients.openai_api.log_probs import TokenLogProb, chat_log_probs, text_log_probs
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 from trireme.base.errors import ServerError
 
@@ -18,6 +19,7 @@ class _Choice:
         self.reasoning = ""
         self.calls: list[dict[str, str]] = []
         self.finish_reason: str | None = None
+        self.log_probs: list[TokenLogProb] = []
 
     def add(self, delta: Delta) -> None:
         match delta:
@@ -30,9 +32,12 @@ class _Choice:
             case Arguments(index, text):
                 self.calls[index]["arguments"] += text
 
-    def body(self, index: int, *, is_chat: bool) -> dict[str, object]:
-        said: dict[str, object] = {"message": self._message()} if is_chat else {"text": self.content}
-        return {"index": index, **said, "logprobs": None, "finish_reason": self.finish_reason}
+    def body(self, index: int, asked: Asked) -> dict[str, object]:
+        said: dict[str, object] = {"message": self._message()} if asked.is_chat else {"text": self.content}
+        told = None
+        if asked.log_probs:
+            told = chat_log_probs(self.log_probs) if asked.is_chat else text_log_probs(self.log_probs, offset=0)[0]
+        return {"index": index, **said, "logprobs": told, "finish_reason": self.finish_reason}
 
     def _message(self) -> dict[str, object]:
         content = None if self.calls and not self.content else self.content
@@ -64,6 +69,7 @@ class WholeAnswer:
         for delta in piece.deltas:
             choice.add(delta)
         choice.finish_reason = piece.finish_reason or choice.finish_reason
+        choice.log_probs += piece.log_probs
 
     def body(self, usage: Usage, *, answer_id: str, now_s: float, model: str) -> dict[str, object]:
         """Return the body, once all pieces are there.
@@ -78,13 +84,12 @@ class WholeAnswer:
         """
         if any(choice.finish_reason is None for choice in self._choices):
             raise ServerError("the server ended an answer without saying why (finish_reason)")
-        is_chat = self._asked.is_chat
         return {
             "id": id_of(self._asked, answer_id),
-            "object": "chat.completion" if is_chat else "text_completion",
+            "object": "chat.completion" if self._asked.is_chat else "text_completion",
             "created": int(now_s),
             "model": model,
-            "choices": [choice.body(index, is_chat=is_chat) for index, choice in enumerate(self._choices)],
+            "choices": [choice.body(index, self._asked) for index, choice in enumerate(self._choices)],
             "usage": usage.fields(),
         }
 

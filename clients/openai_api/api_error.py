@@ -35,6 +35,7 @@ _PARAMS = {
     "guided_decoding_guide": "response_format",
     "guided_decoding_guide_type": "response_format",
     "num_return_sequences": "n",
+    "return_log_probs": "logprobs",
     "stop_words": "stop",
 }
 _PROMPTS = frozenset({"input_ids", "messages", "text_input"})

@@ -28,6 +28,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         max_calls: of them; None: any number.
         prefixes: texts before the answers, one for each request; empty: none.
         session: name of the conversation that the body belongs to; "": it names none.
+        log_probs: the answer tells the log probability of each of its tokens.
         echo: fields that the answer repeats.
     """
 
@@ -41,6 +42,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     max_calls: int | None = None
     prefixes: tuple[str, ...] = ()
     session: str = ""
+    log_probs: bool = False
     echo: dict[str, Any] = {}
 
     @property

@@ -37,7 +37,6 @@ _NOT_CARRIED: Refused = {
     "suffix": (("",), "the models served here write what follows a prompt"),
     "best_of": ((1,), "ask for n answers and choose"),
     "logit_bias": (({},), "biases by token id are not carried"),
-    "logprobs": ((False,), _OWN_TOKENS_ALONE),
     "top_logprobs": ((0,), _OWN_TOKENS_ALONE),
     "functions": (([],), _REPLACED),
     "function_call": (("none", "auto"), _REPLACED),
@@ -69,6 +68,7 @@ class CompletionBody(_Generated, kw_only=True):
 
     prompt: str | list[str | int | list[int]] | None = None
     echo: bool | None = None  # each answer begins with its prompt
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
 
 
 class _Schema(msgspec.Struct, kw_only=True):
@@ -92,6 +92,7 @@ class ChatBody(_Generated, kw_only=True):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
 
 
 def requests_of(
@@ -120,6 +121,11 @@ def requests_of(
     common = _common(parsed, base, parsed.max_tokens or COMPLETION_TOKENS)
     texts = tuple(_texts(parsed.prompt))
     asked = _asked(endpoint, parsed, tuple(msgspec.structs.replace(common, text_input=text) for text in texts))
+    if parsed.logprobs is not None:
+        if parsed.logprobs or parsed.echo:
+            why = "the prompt's tokens have none: leave echo out" if parsed.echo else _OWN_TOKENS_ALONE
+            raise _not_told(f"logprobs ({parsed.logprobs}) must be 0: {why}")
+        asked = _with_log_probs(asked)
     return msgspec.structs.replace(asked, prefixes=texts) if parsed.echo else asked
 
 
@@ -134,6 +140,10 @@ def _of_chat(parsed: ChatBody, base: GenerateRequest, chat_tokens: int) -> Asked
         tools=tools or None,
     )
     asked = _asked(Endpoint.CHAT, parsed, (request,))
+    if parsed.logprobs:
+        if tools:
+            raise _not_told("logprobs are of an answer's content, and calls of tools are none; leave either out")
+        asked = _with_log_probs(asked)
     return msgspec.structs.replace(
         asked, tools=callable_tools(tools), max_calls=1 if parsed.parallel_tool_calls is False else None
     )
@@ -169,6 +179,17 @@ def _asked(endpoint: Endpoint, parsed: _Generated, requests: tuple[GenerateReque
         includes_usage=includes_usage(parsed),
         session=parsed.prompt_cache_key or "",
     )
+
+
+def _with_log_probs(asked: Asked) -> Asked:
+    requests = tuple(
+        msgspec.structs.replace(request, return_log_probs=True, return_token_ids=True) for request in asked.requests
+    )
+    return msgspec.structs.replace(asked, requests=requests, log_probs=True)
+
+
+def _not_told(message: str) -> ApiError:
+    return ApiError(message, code="unsupported_parameter", param="logprobs")
 
 
 def _with_plain_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:

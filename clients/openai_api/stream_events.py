@@ -7,6 +7,7 @@ from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.answers import id_of
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
+from clients.openai_api.log_probs import TokenLogProb, chat_log_probs, text_log_probs
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 
 _END = b"data: [DONE]\n\n"
@@ -33,6 +34,11 @@ class StreamEvents:
         self._head = b"data: " + _encode(common)[:-1]
         self._tail = (b',"usage":null' if asked.includes_usage else b"") + b"}\n\n"
         self._has_begun = [False] * asked.num_choices
+        # Of each choice: tokens whose text has not come, and the place of the next one.
+        self._log_probs: list[list[TokenLogProb]] | None = None
+        if asked.log_probs:
+            self._log_probs = [[] for _ in range(asked.num_choices)]
+        self._offsets = [0] * asked.num_choices
 
     def begin(self) -> bytes:
         """Return what comes before the first piece: nothing."""
@@ -41,6 +47,8 @@ class StreamEvents:
     def piece(self, piece: Piece) -> bytes:
         """Return the events of a piece; none where the piece says nothing."""
         index = piece.choice
+        if self._log_probs is not None:
+            self._log_probs[index] += piece.log_probs
         events = b"".join(self._choice(index, self._said(index, delta), b"null") for delta in piece.deltas)
         if piece.finish_reason:  # apart from the last text, which some readers would not look for there
             events += self._choice(index, self._nothing(index), _encode(piece.finish_reason))
@@ -71,8 +79,20 @@ class StreamEvents:
         return b'"delta":{}' if self._has_begun[index] else b'"delta":{"role":"assistant","content":""}'
 
     def _choice(self, index: int, said: bytes, reason: bytes) -> bytes:
-        choice = b',"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]' % (index, said, reason)
+        told = b"null" if self._log_probs is None else self._told(index)
+        choice = b',"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]' % (index, said, told, reason)
         return self._head + choice + self._tail
+
+    def _told(self, index: int) -> bytes:
+        """Return the log probabilities of the tokens of a choice that were not told, each once."""
+        assert self._log_probs is not None, "they were asked for"
+        tokens, self._log_probs[index] = self._log_probs[index], []
+        if not tokens:
+            return b"null"
+        if self._is_chat:
+            return _encode(chat_log_probs(tokens))
+        told, self._offsets[index] = text_log_probs(tokens, offset=self._offsets[index])
+        return _encode(told)
 
 
 def _field(delta: Delta) -> bytes:

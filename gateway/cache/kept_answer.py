@@ -38,8 +38,8 @@ class KeptAnswer(msgspec.Struct, frozen=True):
 
 
 def is_repeatable(request: GenerateRequest) -> bool:
-    """Return whether a request has one answer: it is greedy, or its draws have a seed."""
-    return not request.temperature or request.seed is not None
+    """Return whether a request has one answer, of text: it is greedy, or its draws have a seed."""
+    return not request.return_log_probs and (not request.temperature or request.seed is not None)
 
 
 def name_of(asked: Asked, *, model: str, owner: str) -> str:

@@ -98,6 +98,24 @@ def test_several_answers_differ_by_their_seed_and_repeat_with_it(client: OpenAI,
     assert ask() == first
 
 
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
+def test_the_log_probabilities_are_of_the_tokens_of_the_answer(
+    client: OpenAI, name: str, *, is_streaming: bool
+) -> None:
+    if is_streaming:
+        events = client.chat.completions.create(model=name, messages=CAPITAL, temperature=0, logprobs=True, stream=True)
+        choices = [event.choices[0] for event in events]
+        text = "".join(choice.delta.content or "" for choice in choices)
+        told = [token for choice in choices if choice.logprobs for token in choice.logprobs.content or []]
+    else:
+        [whole] = client.chat.completions.create(model=name, messages=CAPITAL, temperature=0, logprobs=True).choices
+        assert whole.logprobs is not None
+        text, told = whole.message.content or "", whole.logprobs.content or []
+    assert b"".join(bytes(token.bytes or []) for token in told).decode() == text
+    assert text.strip() == ROME
+    assert all(-5 < token.logprob <= 0 for token in told)
+
+
 def test_many_streams_at_a_time_have_each_their_own_text(gateway: GatewayProcess, name: str) -> None:
     async def ask(client: AsyncOpenAI, country: str) -> str:
         stream = await client.chat.completions.create(

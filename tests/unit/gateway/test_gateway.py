@@ -211,7 +211,9 @@ def test_a_caller_who_leaves_ends_the_request_on_the_server(is_streaming: bool) 
 
 WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"temperature": 3}, "temperature"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),  # the model's tokens are not known
+    ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "tools": [TOOL]}, "logprobs"),
     ({"tools": [{"type": "function"}]}, "tools[0]"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),

@@ -29,6 +29,7 @@ def response(
     finish_reason: str | None = None,
     release: int | None = None,
     token_ids: Sequence[int] | None = None,
+    log_probs: Sequence[float] | None = None,
     final: bool = False,
 ) -> Step:
     """Return one response, as Triton encodes it; what is None is absent from it."""
@@ -46,6 +47,9 @@ def response(
     if token_ids is not None:
         reply.outputs.add(name="token_ids", datatype="INT32", shape=[1, len(token_ids)])
         reply.raw_output_contents.append(struct.pack(f"<{len(token_ids)}i", *token_ids))
+    if log_probs is not None:
+        reply.outputs.add(name="output_log_probs", datatype="FP32", shape=[1, 1, len(log_probs)])
+        reply.raw_output_contents.append(struct.pack(f"<{len(log_probs)}f", *log_probs))
     return service_pb2.ModelStreamInferResponse(infer_response=reply)
 
 
