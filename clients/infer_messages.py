@@ -106,6 +106,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     release: int | None = None  # that answers, with the first chunk
     num_cached_tokens: int | None = None  # of the prompt, with the last chunk, where the engine tells
     token_ids: tuple[int, ...] | None = None  # of this chunk
+    has_moved: bool = False  # the answer was begun by another server than sent this chunk
 
 
 _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)

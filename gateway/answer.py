@@ -5,10 +5,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from clients.openai_api.answer_deltas import Usage
+from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
 from gateway.attempt import Answerer, Attempt, Pieces
@@ -49,6 +49,7 @@ class Answer:
 
     Args:
         chain: the model that was asked for, and what stands in for it, in this order.
+        timeout_s: of the whole answer, whoever gives it.
 
     Attributes:
         id: without the prefix of its kind.
@@ -59,10 +60,10 @@ class Answer:
         ApiError: the model that was asked for cannot do what is asked.
     """
 
-    def __init__(self, asked: Asked, chain: Sequence[Step], tier: Tier = NO_TIER) -> None:
+    def __init__(self, asked: Asked, chain: Sequence[Step], tier: Tier = NO_TIER, *, timeout_s: float) -> None:
         self.id = secrets.token_hex(12)
         self.asked, self.tier, self._large = asked, tier.name, tier.large
-        self._chain = chain
+        self._chain, self._timeout_s = chain, timeout_s
         self._step = chain[0]
         # Nobody can tell when an answer that comes whole has begun: where that matters, it streams to the gateway.
         self._is_streaming = asked.is_streaming or any(step.first_token_s is not None for step in chain)
@@ -125,14 +126,14 @@ class Answer:
             ServingError: no step could; it is that of the model which was asked for. Or a step failed that had begun.
         """
         first: ServingError | None = None
+        own, deadline_s = self._attempt, asyncio.get_running_loop().time() + self._timeout_s
         for step in self._chain:
             if step is not self._step and not self._may_stand_in(step):
                 continue
             has_begun = False
             try:
-                async with contextlib.aclosing(self._attempt.pieces()) as pieces:
-                    async with _beginning(step):
-                        piece = await anext(pieces, None)
+                async with contextlib.aclosing(self._attempt.pieces(deadline_s=deadline_s)) as pieces:
+                    piece = await _first(pieces, step, self._attempt)
                     while piece is not None:
                         has_begun = True
                         yield piece
@@ -147,7 +148,7 @@ class Answer:
             else:
                 return
         assert first is not None
-        self._step = self._chain[0]
+        self._step, self._attempt = self._chain[0], own
         raise first
 
     def _may_stand_in(self, step: Step) -> bool:
@@ -170,17 +171,17 @@ def _check_begun(*, has_begun: bool) -> None:
         raise ServerError("the server ended an answer that it had not begun")
 
 
-@contextlib.asynccontextmanager
-async def _beginning(step: Step) -> AsyncIterator[None]:
-    """Allow what happens inside the block the time that a step has to begin.
+async def _first(pieces: Pieces, step: Step, attempt: Attempt) -> Piece | None:
+    """Return the first piece of an attempt; None: it has ended without one.
 
     Raises:
-        Unavailable: it took longer.
+        Unavailable: it took longer than the step may.
     """
     try:
         async with asyncio.timeout(step.first_token_s):
-            yield
+            return await anext(pieces, None)
     except TimeoutError as exc:
+        attempt.note_slow()
         raise Unavailable(
             f"{step.answerer.name} has not begun its answer within {step.first_token_s:g} s; try again",
             reason="first_token",

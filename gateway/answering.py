@@ -44,10 +44,13 @@ class Answering:
         chains: the answerers of each.
         observers: are told of each request.
         allowances: of the callers.
+        timeout_s: of an answer, whoever gives it.
     """
 
-    def __init__(self, models: ServedModels, chains: Chains, observers: Observers, allowances: Allowances) -> None:
-        self.models, self.metrics = models, observers.metrics
+    def __init__(
+        self, models: ServedModels, chains: Chains, observers: Observers, allowances: Allowances, *, timeout_s: float
+    ) -> None:
+        self.models, self.metrics, self._timeout_s = models, observers.metrics, timeout_s
         self._chains, self._observers, self._allowances = chains, observers, allowances
 
     def begin(self, asked: Asked, caller: Caller) -> Answer:
@@ -65,7 +68,7 @@ class Answering:
         if caller.tenant:  # whose share of the server it is
             requests = tuple(msgspec.structs.replace(each, tenant=caller.tenant) for each in asked.requests)
             asked = msgspec.structs.replace(asked, requests=requests)
-        return Answer(asked, chain, tier)
+        return Answer(asked, chain, tier, timeout_s=self._timeout_s)
 
     @asynccontextmanager
     async def running(self, answer: Answer, caller: Caller) -> AsyncIterator[RunningAnswer]:

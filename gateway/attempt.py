@@ -42,12 +42,24 @@ class Attempt(Protocol):
         """Return OpenAI's words for how the choices have ended, each once; "": none has."""
         ...
 
-    def pieces(self) -> Pieces:
+    @property
+    def has_moved(self) -> bool:
+        """Return whether the answer has gone on at another server: its draws began anew."""
+        ...
+
+    def pieces(self, *, deadline_s: float) -> Pieces:
         """Yield the pieces of the answer; closing the iterator cancels what makes them.
+
+        Args:
+            deadline_s: of the answer, by the clock of the event loop.
 
         Raises:
             ServingError: the attempt has failed.
         """
+        ...
+
+    def note_slow(self) -> None:
+        """Note that the attempt was given up, for it had not begun in time."""
         ...
 
 
@@ -96,7 +108,8 @@ class ModelAnswerer:
         Raises:
             ApiError: there are tools, and the model writes calls in no way that is read here.
         """
-        changes: dict[str, object] = {"stream": is_streaming}
+        # A model that is not decoupled has one response: its answer begins with its end.
+        changes: dict[str, object] = {"stream": is_streaming and (asked.is_streaming or self._model.is_decoupled)}
         if self._tells_release:
             changes["return_release"] = True
         if not self._model.has_admission:
@@ -113,7 +126,10 @@ class ModelAttempt:
         self._token_texts: TokenTexts | None = None
         self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)], self._bytes_of)
 
-    is_kept = False
+    is_kept = has_moved = False
+
+    def note_slow(self) -> None:
+        """Note nothing: a server may have been slow for its queue."""
 
     @property
     def usage(self) -> Usage:
@@ -130,16 +146,21 @@ class ModelAttempt:
         """Return OpenAI's words for how the choices have ended."""
         return self._deltas.finish_reason
 
-    async def pieces(self) -> Pieces:
+    async def pieces(self, *, deadline_s: float) -> Pieces:
         """Yield the pieces of the answer; closing the iterator cancels the requests on the server.
+
+        Args:
+            deadline_s: of the answer, by the clock of the event loop.
 
         Raises:
             ServingError: one of the requests failed; the others are cancelled.
         """
         if self._asked.log_probs and self._model.tokenizer is not None:
             self._token_texts = await asyncio.to_thread(_token_texts, self._model.tokenizer)
-        async with contextlib.aclosing(self._generation.chunks(self._asked, self._model)) as chunks:
+        answer = self._generation.chunks(self._asked, self._model, deadline_s=deadline_s)
+        async with contextlib.aclosing(answer) as chunks:
             async for index, chunk in chunks:
+                self.has_moved = self.has_moved or chunk.has_moved
                 yield self._deltas.of(index, chunk)
 
     def _bytes_of(self, token_id: int) -> bytes:

@@ -38,6 +38,7 @@ from gateway.running_answer import Observers
 from gateway.served_models import ServedModels
 from gateway.servers.server import Server
 from gateway.servers.server_pool import SILENCE_S, ServerPool
+from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Gateway:
         rules: the deployment's for gateways.
 
     Raises:
-        SpecError: a file of either access cannot be used.
+        SpecError: a file of either access cannot be used, or answers are to be kept of callers who are all alike.
     """
 
     def __init__(
@@ -107,7 +108,13 @@ class Gateway:
         self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
         self._keys, self._ledger, self._rules = keys, ledger, rules
         self._limits_redis, self._cache_redis = limits_redis, cache_redis
-        self._apis = [ManagedApi(spec, timeout_s=limits.timeout_s) for spec in rules.managed_apis]
+        self._apis = [ManagedApi(spec) for spec in rules.managed_apis]
+        if rules.answer_cache is not None and access.token_file is not None:
+            raise SpecError(
+                "gateway.answer_cache needs keys that tell callers apart, and those of --token-file do not; take "
+                "--keys, or leave answer_cache out",
+                field="answer_cache",
+            )
         self._tls = access.tls()
 
     @property
@@ -133,7 +140,7 @@ class Gateway:
         ):
             if len(pool.servers) > 1:
                 metrics.watch_servers(pool.servers)
-            generation = Generation(pool, timeout_s=self._limits.timeout_s)
+            generation = Generation(pool)
             health = HealthRoutes(self.models, generation, metrics)
             cache = await self._cache(metrics, stack)
             tells_release = self._ledger is not None or cache is not None
@@ -144,7 +151,8 @@ class Gateway:
                 cache,
             )
             allowances = Allowances(limiter, budgets, tenant_limits(self._rules))
-            answering = Answering(self.models, chains, Observers(metrics, self._ledger), allowances)
+            observers, timeout_s = Observers(metrics, self._ledger), self._limits.timeout_s
+            answering = Answering(self.models, chains, observers, allowances, timeout_s=timeout_s)
             sockets = ResponseSockets(answering, callers, max_bytes=self._limits.max_body_bytes)
             server = HttpServer(
                 _routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),

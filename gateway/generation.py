@@ -5,8 +5,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
-import msgspec
-
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.openai_api.asked import Asked
 from gateway.served_models import ServedModel
@@ -19,15 +17,10 @@ _MAX_AHEAD = 64  # chunks that a slow reader has not taken, of a body with sever
 
 
 class Generation:
-    """The requests to the servers.
+    """The requests to the servers. Args: `pool` of these."""
 
-    Args:
-        pool: of the servers.
-        timeout_s: for each request, waiting included.
-    """
-
-    def __init__(self, pool: ServerPool, *, timeout_s: float) -> None:
-        self._pool, self._timeout_s = pool, timeout_s
+    def __init__(self, pool: ServerPool) -> None:
+        self._pool = pool
 
     async def is_ready(self, model: ServedModel) -> bool:
         """Return whether a server takes requests for a model now.
@@ -37,28 +30,32 @@ class Generation:
         """
         return await self._pool.is_ready(model.triton_model)
 
-    def chunks(self, asked: Asked, model: ServedModel) -> Chunks:
+    def chunks(self, asked: Asked, model: ServedModel, *, deadline_s: float) -> Chunks:
         """Yield each chunk with the index of its request; closing the iterator cancels the requests on the server.
+
+        Args:
+            deadline_s: of the answer, by the clock of the event loop.
 
         Raises:
             ServingError: one of the requests failed; the others are cancelled.
         """
         if len(asked.requests) == 1:
-            return self._of_one(asked.requests[0], model, asked.session)
-        return self._of_several(asked, model)
+            return self._of_one(asked.requests[0], model, asked.session, deadline_s)
+        return self._of_several(asked, model, deadline_s)
 
-    async def _of_one(self, request: GenerateRequest, model: ServedModel, session: str) -> Chunks:
-        async with contextlib.aclosing(self._ask(request, model, session)) as chunks:
+    async def _of_one(self, request: GenerateRequest, model: ServedModel, session: str, deadline_s: float) -> Chunks:
+        answer = self._pool.generate(request, model=model, deadline_s=deadline_s, session=session)
+        async with contextlib.aclosing(answer) as chunks:
             async for chunk in chunks:
                 yield 0, chunk
 
-    async def _of_several(self, asked: Asked, model: ServedModel) -> Chunks:
+    async def _of_several(self, asked: Asked, model: ServedModel, deadline_s: float) -> Chunks:
         queue = asyncio.Queue[tuple[int, GenerateChunk] | ServingError | None](_MAX_AHEAD)
 
         async def read(index: int, request: GenerateRequest) -> None:
             try:
-                async with contextlib.aclosing(self._ask(request, model, asked.session)) as chunks:
-                    async for chunk in chunks:
+                async with contextlib.aclosing(self._of_one(request, model, asked.session, deadline_s)) as chunks:
+                    async for _, chunk in chunks:
                         await queue.put((index, chunk))
             except ServingError as exc:
                 await queue.put(exc)
@@ -79,8 +76,3 @@ class Generation:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
-
-    def _ask(self, request: GenerateRequest, model: ServedModel, session: str) -> AsyncGenerator[GenerateChunk, None]:
-        if model.has_admission and request.deadline_ms is None:  # what cannot be done in time is not begun
-            request = msgspec.structs.replace(request, deadline_ms=round(1000 * self._timeout_s))
-        return self._pool.generate(request, model=model, timeout_s=self._timeout_s, session=session)

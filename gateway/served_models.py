@@ -39,6 +39,7 @@ class ServedModel(NamedTuple):
         has_admission: the server knows tenants and classes.
         price: of its tokens; None: they cost nothing.
         tokenizer: of the model; None: nobody knows the texts of its tokens.
+        is_decoupled: requests may stream.
         pinning_model: Triton's name of the model that serves the release which a request names; "": there is none.
     """
 
@@ -52,6 +53,7 @@ class ServedModel(NamedTuple):
     price: PriceSpec | None = None
     pinning_model: str = ""
     tokenizer: TokenizerSpec | None = None
+    is_decoupled: bool = True
 
     def cost_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost, in billionths of a US dollar."""
@@ -165,6 +167,7 @@ def _served(model: ModelSpec, deployment: str) -> ServedModel:
         price=model.price,
         pinning_model=model.triton_prefix + PINNING_MODEL if is_pinning else "",
         tokenizer=model.tokenizer,
+        is_decoupled=model.decoupled,
     )
     try:
         template = load_chat_template(model.tokenizer.dir)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from clients.infer_messages import GenerateRequest
 from clients.openai_api.asked import Asked
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from ensemble_configs.spec.gateway_spec import SimpleSpec, TierSpec
@@ -46,13 +47,19 @@ def is_simple(asked: Asked, rules: SimpleSpec) -> bool:
     most_tokens = 0 if request.max_tokens == AS_MANY_AS_FIT else request.max_tokens
     return not (
         len(asked.requests) * asked.n > 1
-        or sum(each.num_prompt_chars for each in asked.requests) > rules.max_prompt_chars
+        or _num_chars(request) > rules.max_prompt_chars
         or len(messages) > rules.max_messages
         or (rules.max_answer_tokens is not None and most_tokens > rules.max_answer_tokens)
         or (request.tools and not rules.tools)
         or (request.guided_decoding_guide_type and not rules.schemas)
         or _has_word(asked, rules.words_of_others)
     )
+
+
+def _num_chars(request: GenerateRequest) -> int:
+    """Return the length of all that a model has to read: the prompt, the tools, the schema of the answer."""
+    num_tools = len(msgspec.json.encode(request.tools)) if request.tools else 0
+    return request.num_prompt_chars + num_tools + len(request.guided_decoding_guide or "")
 
 
 def _has_word(asked: Asked, words: Iterable[str]) -> bool:

@@ -46,6 +46,9 @@ class ManagedApiSpec(Spec):
     ca_file: Path | None = Field(
         default=None, description="PEM file of the authorities that are trusted; none: those of the machine"
     )
+    proxy: str | None = Field(
+        default=None, pattern=r"^http://[^\s?#@]+$", description="HTTP proxy on the way there; none: there is none"
+    )
     price: PriceSpec | None = Field(default=None, description="of its tokens, for budgets and the ledger; none: 0")
     limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
         default="max_tokens", description="its name of the most tokens of an answer"
@@ -88,7 +91,9 @@ class AnswerCacheSpec(Spec):
 class SimpleSpec(Spec):
     """The rules by which a request is simple; it has to keep all of them."""
 
-    max_prompt_chars: PositiveSize = Field(default=2000, description="of the prompt, or the messages as JSON")
+    max_prompt_chars: PositiveSize = Field(
+        default=2000, description="of the prompt, or the messages as JSON, with tools and a schema"
+    )
     max_messages: PositiveSize = Field(default=6, description="of a conversation")
     max_answer_tokens: PositiveSize | None = Field(
         default=None, description="that the request asks for, where it says; none: any number"

@@ -2,6 +2,7 @@
 """A model whose answers are kept: what was asked before, and has one answer, is answered without it."""
 
 import contextlib
+from collections.abc import Sequence
 
 from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.asked import Asked
@@ -35,10 +36,13 @@ class AnswerCache:
         self._metrics.note_lookup(model, is_hit=found is not None)
         return found
 
-    async def keep(self, name: str, model: str, answer: KeptAnswer) -> None:
+    def note_release(self, model: str, release: int | None) -> None:
+        """Note the release that answers a model now; None: it has not told."""
+        if release is not None:
+            self._releases[model] = release
+
+    async def keep(self, name: str, answer: KeptAnswer) -> None:
         """Keep an answer, unless it is too long."""
-        if answer.release is not None:
-            self._releases[model] = answer.release
         data = packed(answer)
         if len(data) <= MAX_ANSWER_BYTES:
             await self._store.put(name, data)
@@ -70,17 +74,17 @@ class CachedAnswerer:
             ApiError: the model cannot do what is asked.
         """
         attempt = self._answerer.attempt(asked, is_streaming=is_streaming)
-        if not all(map(is_repeatable, asked.requests)):
-            return attempt
         return CachedAttempt(attempt, asked, self._cache, model=self.name, owner=self._owner)
 
 
 class CachedAttempt:
-    """An attempt that a kept answer makes needless."""
+    """An attempt that a kept answer makes needless, where what is asked has one answer."""
 
     def __init__(self, attempt: Attempt, asked: Asked, cache: AnswerCache, *, model: str, owner: str) -> None:
         self._attempt, self._asked, self._cache, self._model = attempt, asked, cache, model
-        self._name = name_of(asked, model=model, owner=owner)
+        self._name: str | None = None
+        if all(map(is_repeatable, asked.requests)):
+            self._name = name_of(asked, model=model, owner=owner)
         self._kept: KeptAnswer | None = None
 
     @property
@@ -103,22 +107,40 @@ class CachedAttempt:
         """Return OpenAI's words for how the choices have ended."""
         return self._attempt.finish_reason if self._kept is None else self._kept.finish_reason
 
-    async def pieces(self) -> Pieces:
+    @property
+    def has_moved(self) -> bool:
+        """Return whether the answer has gone on at another server."""
+        return self._attempt.has_moved
+
+    def note_slow(self) -> None:
+        """Note that the attempt was given up, for it had not begun in time."""
+        self._attempt.note_slow()
+
+    async def pieces(self, *, deadline_s: float) -> Pieces:
         """Yield the pieces of the answer: of a kept one few, which come at once.
 
         Raises:
             ServingError: there was none, and the attempt has failed.
         """
-        self._kept = await self._cache.find(self._name, self._model)
+        if self._name is not None:
+            self._kept = await self._cache.find(self._name, self._model)
         if self._kept is not None:
             for piece in self._kept.pieces:
                 yield piece
             return
         made: list[Piece] = []
-        async with contextlib.aclosing(self._attempt.pieces()) as pieces:
+        async with contextlib.aclosing(self._attempt.pieces(deadline_s=deadline_s)) as pieces:
             async for piece in pieces:
-                made.append(piece)
+                if not made:
+                    self._cache.note_release(self._model, self.release)
+                if self._name is not None or not made:
+                    made.append(piece)
                 yield piece
-        if is_whole(made, self._asked):
+        if self._name is not None and self._may_be_kept(made):
             answer = KeptAnswer(joined(made), self.usage, self.finish_reason, self.release)
-            await self._cache.keep(self._name, self._model, answer)
+            await self._cache.keep(self._name, answer)
+
+    def _may_be_kept(self, made: Sequence[Piece]) -> bool:
+        # Draws that began anew at another server are not those of the seed.
+        is_itself = not self._attempt.has_moved or all(not request.temperature for request in self._asked.requests)
+        return is_itself and is_whole(made, self._asked, self.usage)

@@ -10,6 +10,7 @@ from clients.infer_messages import GenerateRequest
 from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
+from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 
 _VERSION = b"1"  # of the bytes below
 # What does not change the text of an answer.
@@ -51,7 +52,7 @@ def name_of(asked: Asked, *, model: str, owner: str) -> str:
     """
     requests = [msgspec.to_builtins(msgspec.structs.replace(each, **_WITHOUT)) for each in asked.requests]
     told = (owner, model, asked.endpoint, asked.n, asked.max_calls, sorted(asked.tools), asked.prefixes, requests)
-    return hashlib.sha256(_VERSION + msgspec.msgpack.encode(told, order="sorted")).hexdigest()
+    return hashlib.sha256(_VERSION + msgspec.msgpack.encode(told)).hexdigest()
 
 
 def packed(answer: KeptAnswer) -> bytes:
@@ -85,9 +86,18 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
     return [Piece(choice, deltas.get(choice, []), reason) for choice, reason in sorted(reasons.items())]
 
 
-def is_whole(pieces: Sequence[Piece], asked: Asked) -> bool:
-    """Return whether every choice of an answer has its end."""
-    return len({piece.choice for piece in pieces if piece.finish_reason is not None}) == asked.num_choices
+def is_whole(pieces: Sequence[Piece], asked: Asked, usage: Usage) -> bool:
+    """Return whether every choice of an answer has its end, and none was cut below the length that was asked for.
+
+    A server under load cuts answers of a low class, which nobody else is to have.
+    """
+    reasons = {piece.choice: piece.finish_reason for piece in pieces if piece.finish_reason is not None}
+    if len(reasons) < asked.num_choices:
+        return False
+    if "length" not in reasons.values():
+        return True
+    most = [request.max_tokens for request in asked.requests]
+    return AS_MANY_AS_FIT not in most and usage.completion_tokens >= asked.n * sum(most)
 
 
 def _add(deltas: list[Delta], new: Delta) -> None:

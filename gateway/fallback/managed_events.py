@@ -2,7 +2,7 @@
 """The events of another server's streamed answer, as pieces of our own."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,6 +57,13 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class _Begun(NamedTuple):
+    """A tool call that has begun: its number from 0 in the order in which calls come, and its id."""
+
+    number: int
+    id: str
+
+
 _EVENT = msgspec.json.Decoder(_Event)
 
 
@@ -76,8 +83,10 @@ class ManagedEvents:
         self._prefixes = {
             index: asked.prefixes[index // asked.n] for index in range(asked.num_choices) if asked.prefixes
         }
-        self._calls: set[tuple[int, int]] = set()  # that have begun
+        self._calls: dict[tuple[int, int], _Begun] = {}  # by their choice and the API's number
+        self._num_calls: dict[int, int] = {}  # by choice
         self._finish_reasons: dict[str, None] = {}
+        self._ended: set[int] = set()
         self._usage: Usage | None = None
         self._num_chars = 0
         self._rest = b""
@@ -114,6 +123,15 @@ class ManagedEvents:
                 return
             yield from self._pieces(value)
 
+    def check_end(self) -> None:
+        """Check that the answer is whole, once no more can come.
+
+        Raises:
+            Unavailable: a choice has no end.
+        """
+        if len(self._ended) < self._num_choices:
+            raise self._broken(f"ended {len(self._ended)} of {self._num_choices} answers")
+
     def _pieces(self, data: bytes) -> Iterator[Piece]:
         try:
             event = _EVENT.decode(data)
@@ -135,6 +153,7 @@ class ManagedEvents:
                 deltas = [Content(self._prefixes.pop(choice.index)), *deltas]
             if choice.finish_reason:
                 self._finish_reasons[choice.finish_reason] = None
+                self._ended.add(choice.index)
             if deltas or choice.finish_reason:
                 yield Piece(choice.index, deltas, choice.finish_reason)
 
@@ -148,13 +167,19 @@ class ManagedEvents:
             yield Content(text)
         for call in said.tool_calls or ():
             function = call.function or _Function()
-            if (place := (choice.index, call.index)) not in self._calls:
+            place = (choice.index, call.index)
+            begun = self._calls.get(place)
+            if begun is None or (call.id and call.id != begun.id):  # some number all calls alike
                 if not (call.id and function.name):
                     raise self._broken("sent a tool call without its id or name")
-                self._calls.add(place)
-                yield CallBegun(call.index, call.id, function.name)
+                number = self._num_calls.get(choice.index, 0)
+                self._num_calls[choice.index] = number + 1
+                begun = self._calls[place] = _Begun(number, call.id)
+                yield CallBegun(number, call.id, function.name)
             if function.arguments:
-                yield Arguments(call.index, function.arguments)
+                if begun.number < self._num_calls[choice.index] - 1:
+                    raise self._broken("sent arguments of a tool call after the next one had begun")
+                yield Arguments(begun.number, function.arguments)
 
     def _broken(self, how: str) -> Unavailable:
         return Unavailable(f"{self._name} {how}", reason="managed_api")

@@ -17,7 +17,7 @@ from gateway.served_models import ServedModel
 from gateway.servers.failures import has_no_room, is_fault, may_do_better
 from gateway.servers.retry_budget import RetryBudget
 from gateway.servers.server import Server
-from gateway.servers.stream_joint import StreamJoint
+from gateway.servers.stream_joint import OtherAnswerError, StreamJoint
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 _FULL_S = 1.0  # what a server without room is passed over for, where it says nothing
@@ -40,6 +40,10 @@ class Servers(Protocol):
         Raises:
             Unavailable: there is none.
         """
+        ...
+
+    def has_others(self, unfit: Sequence[Server]) -> bool:
+        """Return whether there are servers but some, well or not."""
         ...
 
     def note_move(self, gap_s: float) -> None:
@@ -86,6 +90,8 @@ class RoutedRequest:
         self._last_chunk_s = 0.0
         self._rest_s = _REST_S
         self._broke_by: ServingError | None = None  # the error that a stream goes on after, until it does
+        self._broke_s = 0.0
+        self._unfit: list[Server] = []  # that cannot go on with this stream, such as those of another release
 
     async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:
         """Yield the chunks of the answer; closing the iterator cancels the request.
@@ -115,7 +121,7 @@ class RoutedRequest:
     async def _ask_one(self) -> AsyncGenerator[GenerateChunk, None]:
         """Yield what is new in the chunks of one server."""
         model, numbers, is_session, deadline_s, silence_s = self._route
-        server = self._servers.choose(model.triton_model, numbers, self._tried, is_session=is_session)
+        server = self._servers.choose(model.triton_model, numbers, self._passed_over, is_session=is_session)
         self._tried.append(server)
         self._last_url = server.url
         joint = self._joint
@@ -160,18 +166,24 @@ class RoutedRequest:
             if not (can_go_on and may_do_better(exc) and self._budgets.moves.take()):
                 raise exc
             self._num_moves += 1
-            self._broke_by, self._rest_s = exc, _REST_S
+            self._broke_by, self._broke_s, self._rest_s = exc, self._now_s(), _REST_S
+        elif isinstance(exc, RequestError | OtherAnswerError):
+            _log.warning("%s cannot go on with a stream: %s", self._last_url, exc.message)
+            self._unfit.append(self._tried.pop())
         elif not may_do_better(exc):
-            _log.error("a stream cannot go on: %s", exc.message)
             raise self._broke_by
-        until_s = min(self._last_chunk_s + _LONGEST_GAP_S, self._route.deadline_s)
-        while not self._servers.fit(self._route.model.triton_model, self._tried):
+        until_s = min(self._broke_s + _LONGEST_GAP_S, self._route.deadline_s)
+        while not self._servers.fit(self._route.model.triton_model, self._passed_over):
             wait_s = self._rest_s * random.uniform(0.5, 1.0)  # streams that broke together do not come together
-            if self._now_s() + wait_s > until_s:
+            if self._now_s() + wait_s > until_s or not self._servers.has_others(self._unfit):
                 raise self._broke_by
             await asyncio.sleep(wait_s)
             self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
             self._tried.clear()
+
+    @property
+    def _passed_over(self) -> list[Server]:
+        return [*self._tried, *self._unfit]
 
 
 async def ask(
@@ -190,7 +202,7 @@ async def ask(
         ServingError: as `AsyncTritonClient.generate`.
     """
     is_trial = server.begin()
-    is_told = False
+    is_told = has_begun = False
     try:
         answer = server.client.generate(
             request, model=model, release=release, timeout_s=max(timeout_s, 0.001), silence_s=silence_s
@@ -200,10 +212,12 @@ async def ask(
                 if not is_told:
                     server.breaker.succeed()
                     server.prefixes.add(numbers)
-                    is_told = True
+                    is_told = has_begun = True
                 yield chunk
     except ServingError as exc:
-        if is_fault(exc):
+        if has_begun and exc.facts.get("reason") == "silent":
+            is_told = False  # it may be this one request that waits; whether the server is well, it is asked itself
+        elif is_fault(exc):
             server.breaker.fail(is_trial=is_trial)
             is_told = True
         elif isinstance(exc, RequestError | Unavailable):  # it answers

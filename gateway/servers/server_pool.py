@@ -68,24 +68,25 @@ class ServerPool:
         return any(server.takes(model) and server.ready is not None for server in self.servers)
 
     def generate(
-        self, request: GenerateRequest, *, model: ServedModel, timeout_s: float, session: str = ""
+        self, request: GenerateRequest, *, model: ServedModel, deadline_s: float, session: str = ""
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Return the chunks of a request's answer; closing the iterator cancels the request.
 
         A stream whose server fails goes on at another one, as if nothing had been.
 
         Args:
+            deadline_s: of the answer, by the clock of the event loop.
             session: name of the conversation that it belongs to; "": none.
 
         Raises:
             ServingError: as `AsyncTritonClient.generate`; `Unavailable` with the reason `no_server` where none is well.
         """
         if len(self.servers) == 1:  # what is wrong with it is best told by itself
+            timeout_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
             return self.servers[0].client.generate(request, model=model.triton_model, timeout_s=timeout_s)
         for budget in self._budgets:
             budget.note_request()
         numbers = numbers_of(request, session=session, tenant=request.tenant or "") if self._has_affinity else []
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
         route = Route(model, numbers, bool(session), deadline_s, self._silence_s)
         return RoutedRequest(request, route, self, self._budgets).chunks()
 
@@ -112,6 +113,10 @@ class ServerPool:
                 retry_after_ms=1000,
             )
         return choose(fit, numbers, is_session=is_session)
+
+    def has_others(self, unfit: Sequence[Server]) -> bool:
+        """Return whether there are servers but some, well or not."""
+        return any(server not in unfit for server in self.servers)
 
     def note_move(self, gap_s: float) -> None:
         """Note that a stream has gone on at another server, and how long its caller waited for the next token."""

@@ -78,14 +78,19 @@ class StreamJoint:
 
     def _cut(self, chunk: GenerateChunk) -> GenerateChunk:
         num_chars = min(len(self._known_text), len(chunk.text))
-        if chunk.text[:num_chars] != self._known_text[:num_chars]:
-            raise OtherAnswerError("the answer that goes on is not the one that was begun; its caller has another text")
-        self._known_text = self._known_text[num_chars:]
         num_ids = min(self._num_known_ids, len(chunk.token_ids or ()))
+        first = len(self._ids) - self._num_known_ids
+        is_same = chunk.text[:num_chars] == self._known_text[:num_chars] and (
+            chunk.token_ids is None or list(chunk.token_ids[:num_ids]) == self._ids[first : first + num_ids]
+        )
+        self._known_text = self._known_text[num_chars:]
         self._num_known_ids -= num_ids
+        if not is_same or (chunk.finish_reason is not None and (self._known_text or self._num_known_ids)):
+            raise OtherAnswerError("the answer that goes on is not the one that was begun; its caller has another text")
         return msgspec.structs.replace(
             chunk,
             text=chunk.text[num_chars:],
             token_ids=None if chunk.token_ids is None else chunk.token_ids[num_ids:],
             num_output_tokens=None if chunk.num_output_tokens is None else chunk.num_output_tokens - num_ids,
+            has_moved=True,
         )

@@ -108,6 +108,7 @@ BASES: dict[str, Data] = {
                     "url": "https://api.example.com/v1",
                     "model": "theirs",
                     "key_file": "their_key",
+                    "proxy": "http://proxy.example.com:3128",
                     "price": {"input": 1.0, "output": 2.0},
                     "silence_s": 30.0,
                 }

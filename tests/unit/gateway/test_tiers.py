@@ -47,6 +47,7 @@ def tier(**fields: Any) -> GatewaySpec:
         ({"messages": [{"role": "user", "content": "Now PROVE it."}]}, False),
         ({"messages": [{"role": "user", "content": "Now prove it."}, USER]}, True),
         ({"tools": [TOOL]}, False),
+        ({"messages": [{"role": "user", "content": "x" * 120}]}, True),
         ({"response_format": SCHEMA}, False),
         ({"n": 2}, False),
     ],
@@ -65,6 +66,7 @@ def test_rules_may_allow_tools_and_schemas() -> None:
     asked = asked_by(Endpoint.CHAT, {"messages": [USER], "tools": [TOOL], "response_format": SCHEMA})
     assert is_simple(asked, SimpleSpec(tools=True, schemas=True))
     assert not is_simple(asked, SimpleSpec(tools=True))
+    assert not is_simple(asked, SimpleSpec(tools=True, schemas=True, max_prompt_chars=100))
 
 
 @pytest.fixture
@@ -83,7 +85,9 @@ def test_simple_requests_go_to_the_small_model_and_what_that_saves_is_told(store
     ):
         key = store.create(NewKey("alice")).text
         answers = [
-            gateway.chat_with(key, model="auto", messages=[{"role": "user", "content": text}], temperature=0)
+            gateway.chat_with(
+                key, model="auto", messages=[{"role": "user", "content": text}], temperature=0, max_tokens=4
+            )
             for text in ("Hi", "Hi", "Prove it.")
         ]
         assert [answer.json["model"] for answer in answers] == ["small", "small", "large"]

@@ -24,6 +24,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_store import LedgerStore
 from gateway.redis_place import RedisPlace
 from gateway.served_models import ServedModel
+from trireme.base.errors import SpecError
 
 if TYPE_CHECKING:
     from redis_here import RedisServer
@@ -45,6 +46,7 @@ def redis(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> "R
     if request.param == "memory":
         return None
     monkeypatch.setenv(redis_place.PASSWORD, PASSWORD)
+    monkeypatch.setattr("gateway.gateway._CACHE_SILENCE_S", 5.0)  # a busy machine is not a Redis that is away
     server: RedisServer = request.getfixturevalue("redis_server")
     return server
 
@@ -57,7 +59,7 @@ def gateway_of(server: KServeServer, store: KeyStore, redis: "RedisServer | None
 
 
 def ask(gateway: RunningGateway, key: ApiKey, **fields: Any) -> Answer:
-    body = {"prompt": "Hi", "temperature": 0, "max_tokens": 9, **fields}
+    body = {"prompt": "Hi", "temperature": 0, "max_tokens": 4, **fields}
     return gateway.call("POST", "/v1/completions", body, Authorization=bearer(key))
 
 
@@ -91,7 +93,7 @@ def test_what_is_not_the_same_is_made(store: KeyStore) -> None:
     with KServeServer(*story()) as server, gateway_of(server, store) as gateway:
         key = store.create(NewKey("alice"))
         ask(gateway, key)
-        for fields in ({"max_tokens": 8}, {"prompt": "Ho"}, {"temperature": 1}, {"temperature": 1}, {"stop": "x"}):
+        for fields in ({"max_tokens": 3}, {"prompt": "Ho"}, {"temperature": 1}, {"temperature": 1}, {"stop": "x"}):
             assert not is_kept(ask(gateway, key, **fields))
         assert [is_kept(ask(gateway, key, temperature=1, seed=3)) for _ in range(2)] == [False, True]
 
@@ -120,6 +122,33 @@ def test_answers_of_a_release_that_answers_no_more_are_made_anew(store: KeyStore
         release = 2
         assert not is_kept(ask(gateway, key, prompt="another"))
         assert [is_kept(ask(gateway, key)) for _ in range(2)] == [False, True]
+
+
+def test_an_answer_that_was_cut_short_is_not_kept(store: KeyStore) -> None:
+    with KServeServer(*story()) as server, gateway_of(server, store) as gateway:
+        key = store.create(NewKey("alice"))
+        assert [is_kept(ask(gateway, key, max_tokens=5)) for _ in range(2)] == [False, False]
+
+
+def test_any_answer_tells_which_release_answers_now(store: KeyStore) -> None:
+    release = 1
+
+    def play(_request: Any) -> list[Any]:
+        counts: dict[str, Any] = {"num_output_tokens": 4, "num_input_tokens": 4, "release": release}
+        return [response(TEXT, finish_reason="stop", final=True, **counts)]
+
+    with KServeServer(play) as server, gateway_of(server, store) as gateway:
+        key = store.create(NewKey("alice"))
+        assert [is_kept(ask(gateway, key)) for _ in range(2)] == [False, True]
+        release = 2
+        assert not is_kept(ask(gateway, key, temperature=1))
+        assert not is_kept(ask(gateway, key))
+
+
+def test_kept_answers_need_callers_who_can_be_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("0123456789abcdef\n0123456789abcdeg\n")
+    with pytest.raises(SpecError, match="--keys"), KServeServer() as server:
+        RunningGateway(server.url, token_file=tmp_path / "keys", rules=RULES)
 
 
 @pytest.mark.parametrize(

@@ -95,5 +95,36 @@ def test_what_cannot_be_read_is_a_failure_that_tells_nothing_of_theirs(said: byt
     assert "secret" not in str(caught.value)
 
 
+def called(index: int, call_id: str | None = None, arguments: str = "") -> dict[str, object]:
+    function = {"arguments": arguments, **({"name": "weather"} if call_id else {})}
+    return delta(tool_calls=[{"index": index, **({"id": call_id} if call_id else {}), "function": function}])
+
+
+@pytest.mark.parametrize("indexes", [(0, 1), (1, 2), (0, 0)], ids=["from 0", "from 1", "all alike"])
+def test_calls_are_numbered_as_they_come(indexes: tuple[int, int]) -> None:
+    first, second = indexes
+    data = lines(called(first, "a"), called(first, None, "{}"), called(second, "b", "[1"), called(second, None, "]"))
+    assert [piece.deltas for piece in events().feed(data)] == [
+        [CallBegun(0, "a", "weather")],
+        [Arguments(0, "{}")],
+        [CallBegun(1, "b", "weather"), Arguments(1, "[1")],
+        [Arguments(1, "]")],
+    ]
+
+
+def test_arguments_of_a_call_that_is_over_are_refused() -> None:
+    with pytest.raises(Unavailable, match="after the next one"):
+        list(events().feed(lines(called(0, "a"), called(1, "b"), called(0, None, "{}"))))
+
+
+def test_an_answer_is_whole_where_every_choice_has_its_end() -> None:
+    read = events(n=2)
+    list(read.feed(lines(delta("stop"), "[DONE]")))
+    with pytest.raises(Unavailable, match="1 of 2"):
+        read.check_end()
+    list(read.feed(lines(delta("stop", index=1))))
+    read.check_end()
+
+
 def test_comments_and_other_fields_say_nothing() -> None:
     assert list(events().feed(b": PING\n\nevent: message\nid: 7\nretry: 5\ndata:\n\n")) == []
