@@ -28,7 +28,14 @@ from benchmarks.support.report import environment, write_result
 
 MODEL = str(PROJECT / "examples/demo_model/openvino/target")
 ENGINES = {
-    "openvino": {"provider": "openvino", "dir": MODEL, "max_seq_len": 2048, "num_kv_blocks": 2048},
+    # In f32: else a prompt's numbers, and those of the same tokens one by one, differ where two words are as likely.
+    "openvino": {
+        "provider": "openvino",
+        "dir": MODEL,
+        "max_seq_len": 2048,
+        "num_kv_blocks": 2048,
+        "execution_mode": "accuracy",
+    },
     "simulated": {"provider": "simulated", "step_ms": 10.0, "max_num_seqs": 64, "num_kv_blocks": 4096},
 }
 TRITON = {"max_restarts": 100, "restart_window_s": 10.0}  # it is killed more often than any machine fails
@@ -149,21 +156,13 @@ def undisturbed(gateway: GatewayProcess) -> dict[str, Streamed]:
     return found
 
 
-def repeatable(gateway: GatewayProcess) -> dict[str, Streamed]:
-    """Return the streams of prompts whose texts are the same each time, with others beside them or not."""
-    runs = [undisturbed(gateway) for _ in range(3)]
-    return {prompt: each for prompt, each in runs[0].items() if all(run[prompt][:3] == each[:3] for run in runs)}
-
-
 @pytest.mark.parametrize(("num_streams", "engine"), COUNTS)
 def test_a_stream_whose_server_is_killed_goes_on_to_the_letter(tmp_path: Path, num_streams: int, engine: str) -> None:
     where = environment() if num_streams == STREAMS else None
     rng, counts, gaps_s = random.Random(num_streams), Counter[str](), list[float]()
     with two_servers(tmp_path, engine) as (servers, gateway):
         wait_until(lambda: take_all(gateway), 30)
-        expected = repeatable(gateway)
-        if engine == "simulated":
-            assert len(expected) == NUM_PROMPTS
+        expected = undisturbed(gateway)
         while counts["moved"] < num_streams:
             wait_until(lambda: take_all(gateway), 60)
             asked = rng.sample(sorted(expected), AT_A_TIME)
@@ -174,10 +173,7 @@ def test_a_stream_whose_server_is_killed_goes_on_to_the_letter(tmp_path: Path, n
             found = asyncio.run(streams(gateway, asked, after=moment, then=victim.kill))
             moved = int(metric(gateway, "trireme_gateway_stream_gap_seconds_count") - before)
             for prompt, each in zip(asked, found, strict=True):
-                assert each[1:3] == expected[prompt][1:3], gateway.log()[-3000:]
-                # Numbers of a prompt and of the same tokens one by one differ in their last digits on a real engine.
-                assert each.text == expected[prompt].text or engine == "openvino", (prompt, gateway.log()[-3000:])
-                counts["equal"] += each.text == expected[prompt].text
+                assert each[:3] == expected[prompt][:3], (prompt, gateway.log()[-3000:])
             counts += Counter(kills=1, streams=len(asked), moved=moved)
             wait_until(functools.partial(is_back, server, victim.pid), 60)
             gaps_s += sorted(each.longest_gap_s for each in found)[len(found) - moved :]
@@ -185,12 +181,12 @@ def test_a_stream_whose_server_is_killed_goes_on_to_the_letter(tmp_path: Path, n
         p50, p99 = np.percentile(gaps_s, (50, 99))
         result = {
             "benchmark": f"gateway_moved_streams_{engine}",
-            "engine": engine,
+            "engine": {**ENGINES[engine], "dir": "the demo model"} if engine == "openvino" else ENGINES[engine],
             "servers": 2,
             "at_a_time": AT_A_TIME,
             "max_tokens": MAX_TOKENS,
-            "prompts_that_repeat": len(expected),
             "prompts": NUM_PROMPTS,
+            "equal_to_undisturbed": counts["streams"],
             **counts,
             "gap_s": {"p50": p50, "p99": p99, "longest": max(gaps_s)},
             "environment": where,
