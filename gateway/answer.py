@@ -133,11 +133,11 @@ class Answer:
             has_begun = False
             try:
                 async with contextlib.aclosing(self._attempt.pieces(deadline_s=deadline_s)) as pieces:
-                    piece = await _first(pieces, step, self._attempt)
-                    while piece is not None:
+                    if (first_piece := await _first(pieces, step, self._attempt)) is not None:
                         has_begun = True
+                        yield first_piece
+                    async for piece in pieces:
                         yield piece
-                        piece = await anext(pieces, None)
                     _check_begun(has_begun=has_begun)
             except ServingError as exc:
                 if has_begun or (first is None and not may_do_better(exc)):

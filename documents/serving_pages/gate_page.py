@@ -24,6 +24,8 @@ def page(text: str) -> str:
         "origin of hard traffic": _origin(hard, newest("gate_hard_trials").name),
         "equal releases": _equal_releases(hard),
         "faults": _faults(hard),
+        "real server": real_server(latest("gate_server_trials")),
+        "origin of the real server": _origin_of_server(latest("gate_server_trials"), newest("gate_server_trials").name),
     }
     return with_tables(text, tables)
 
@@ -131,6 +133,38 @@ def _faults(result: Document) -> str:
         missed = [" (missed)" if back["lower"] < _POWER else "" for back in shares]
         rows.append([fault, *(f"{back['share']:.1%}{note}" for back, note in zip(shares, missed, strict=True))])
     return markdown_table(["rolled back within 2,000 requests of each arm", *conditions], rows)
+
+
+def real_server(result: Document) -> str:
+    """Return the table of the rollouts on the real server."""
+    rows = []
+    for one in result["trials"]:
+        back, passed = one["rolled_back"], one["passed"]
+        waited = one["requests_to_pass"] or one["requests_to_rollback"]
+        held = one["rollouts"] - back["count"] - passed["count"]
+        by = ", ".join(f"`{name}` {count}" for name, count in one["failed_by"].items())
+        rows.append(
+            [
+                one["candidate"],
+                str(one["rollouts"]),
+                f"{back['count']}" + (f" (by {by})" if by else ""),
+                str(passed["count"]),
+                str(held),
+                f"{waited['median']:,.0f} / {waited['p95']:,.0f}" if waited else "",
+            ]
+        )
+    header = ["candidate", "rollouts", "rolled back", "passed", "held", "requests to the verdict, median / p95"]
+    return markdown_table(header, rows)
+
+
+def _origin_of_server(result: Document, source: str) -> str:
+    where = result["environment"]
+    return (
+        f"From `benchmarks/results/{source}`, {where['date'][:10]}, commit {where['commit'][:7]}; {result['servers']} "
+        f"servers at a time, {result['requests_per_s']:g} requests a second to each and {result['beside_per_s']:g} "
+        "beside; "
+        f"{where['cpu']}, {where['num_cpus']} cores, load {where['load_1min']}."
+    )
 
 
 def _others(result: Document) -> str:

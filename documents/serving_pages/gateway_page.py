@@ -16,6 +16,7 @@ def page(text: str) -> str:
         "limits": limits_table(latest("gateway_limits")),
         "ledger": ledger_table(latest("gateway_ledger")),
         "affinity": affinity_table(latest("gateway_affinity")),
+        "moved": moved_table(latest("gateway_moved_streams_openvino")),
         "requests of others": requests_table(latest("openai_requests")),
     }
     return with_tables(text, tables)
@@ -92,6 +93,25 @@ def affinity_table(found: Document) -> str:
         f"({found['engine']}); the goal was 0.9 of one server's. "
     )
     return markdown_table(header, rows) + "\n\n" + said + source("gateway_affinity")
+
+
+def moved_table(found: Document) -> str:
+    """Return the table of streams whose server was killed, and the source of it."""
+    gap_s = found["gap_s"]
+    rows = [
+        ["streams of up to so many tokens, greedy", f"{found['streams']:,}, {found['max_tokens']}"],
+        ["kills of one of two servers, at a random token of 8 streams", f"{found['kills']:,}"],
+        ["streams that went on at the other server", f"{found['moved']:,}"],
+        ["streams whose text, tokens and end are those of an undisturbed run", f"{found['equal_to_undisturbed']:,}"],
+        ["wait for the next token, of those that went on: median, p99, longest",
+         ", ".join(f"{1000 * gap_s[name]:.0f} ms" for name in ("p50", "p99", "longest"))],
+    ]  # fmt: skip
+    said = (
+        "In f32 (`execution_mode: accuracy`); with less, a prompt's numbers differ from those of the same tokens one by "
+        "one. "
+    )
+    where = source("gateway_moved_streams_openvino")
+    return markdown_table(["the demo model on OpenVINO, real Tritons", ""], rows) + "\n\n" + said + where
 
 
 def requests_table(found: Document) -> str:

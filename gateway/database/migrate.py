@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The migration of a gateway's tables to this version, when a process opens their database."""
 
-import logging
 from pathlib import Path
 
 from alembic import command
@@ -14,7 +13,6 @@ from sqlalchemy import Connection, text
 from gateway.database.tables import VERSION_TABLE
 from trireme.base.errors import SpecError
 
-logging.getLogger("alembic").setLevel(logging.WARNING)  # its steps tell nobody who starts a gateway anything
 _MIGRATING = 0x7472696B  # the first half of the key of an advisory lock; any number that nobody else uses
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check of a place that an option names for a gateway's database, before any package of the database is used."""
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from trireme.base.store_place import StorePlace, read_place
 
 KEYS_OPTION, LEDGER_OPTION = "--keys", "--ledger"  # that name databases
 _PACKAGES = ("sqlalchemy", "alembic")
+logging.getLogger("alembic").setLevel(logging.WARNING)  # before it is imported: it tells of its plugins then
 
 
 def named_place(place: str, *, option: str, new_hint: str | None) -> StorePlace:
