@@ -107,8 +107,8 @@ def moved_table(found: Document) -> str:
          ", ".join(f"{1000 * gap_s[name]:.0f} ms" for name in ("p50", "p99", "longest"))],
     ]  # fmt: skip
     said = (
-        "In f32 (`execution_mode: accuracy`); with less, a prompt's numbers differ from those of the same tokens one by "
-        "one. "
+        "In f32 (`execution_mode: accuracy`); with less, a prompt's numbers differ from those of the same tokens, one "
+        "by one. "
     )
     where = source("gateway_moved_streams_openvino")
     return markdown_table(["the demo model on OpenVINO, real Tritons", ""], rows) + "\n\n" + said + where
