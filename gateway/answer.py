@@ -159,7 +159,7 @@ class Answer:
             _log.warning("%s cannot answer in place of %s: %s", step.answerer.name, self.model, exc.message)
             return False
         self._step = step
-        _log.warning("%s answers in place of %s", step.answerer.name, self.model)
+        _log.warning("%s is asked in place of %s", step.answerer.name, self.model)
         return True
 
     def _begin(self, step: Step) -> Attempt:
