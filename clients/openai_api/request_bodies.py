@@ -31,7 +31,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default
 _NO_END_ID = -1
 _UINT64 = 2**64
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-_OWN_TOKENS_ALONE = "the server tells the probability of its own tokens alone, and not their texts"
+_OWN_TOKENS_ALONE = "the server tells the probability of the tokens that it chose alone"
 _REPLACED = "send tools instead"
 _NOT_CARRIED: Refused = {
     "suffix": (("",), "the models served here write what follows a prompt"),

@@ -56,6 +56,11 @@ def texts(answers: list[Any]) -> list[str]:
     return [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
 
 
+def _tells_log_probs(answers: list[Any]) -> bool:
+    told = answers[0]["choices"][0]["logprobs"]
+    return all(value <= 0 for value in told["token_logprobs"]) if "tokens" in told else bool(told["content"])
+
+
 def _counts(answers: list[Any]) -> list[int]:
     return [answer["usage"]["completion_tokens"] for answer in answers]
 
@@ -101,9 +106,10 @@ def _of_sampling() -> list[Case]:
         for body in _INVALID:
             [(name, value)] = body.items()
             cases.append(Case(TRITON, f"{kind}: `{name}` {value!r}", path, [body], STATUS, param=name))
-        logprobs: object = True if path == CHAT else 5
         cases += [
-            Case(TRITON, f"{kind}: `logprobs`", path, [{"logprobs": logprobs}], SAME, param="logprobs"),
+            Case(TRITON, "chat: `logprobs`", path, [{"logprobs": True}], ANSWERED, holds=_tells_log_probs)
+            if path == CHAT
+            else Case(TRITON, "text: `logprobs`", path, [{"logprobs": 5}], SAME, param="logprobs"),
             Case(TRITON, f"{kind}: `logit_bias`", path, [{"logit_bias": {"0": 0}}], SAME, param="logit_bias"),
             Case(TRITON, f"{kind}: one token, one token, many", path,
                  [{"max_tokens": 1}, {"max_tokens": 1}, {"max_tokens": 30, "ignore_eos": True}],
@@ -141,8 +147,10 @@ _OF_CHATS = [
          param="tool_choice"),
     Case(VLLM, "chat: `logprobs` false", CHAT, [{"logprobs": False}],
          holds=lambda answers: answers[0]["choices"][0]["logprobs"] is None),
-    Case(VLLM, "chat: `top_logprobs` 5", CHAT, [{"logprobs": True, "top_logprobs": 5}], REFUSED, param="logprobs"),
-    Case(VLLM, "chat: `top_logprobs` 21", CHAT, [{"logprobs": True, "top_logprobs": 21}], SAME, param="logprobs"),
+    Case(VLLM, "chat: `top_logprobs` 5", CHAT, [{"logprobs": True, "top_logprobs": 5}], REFUSED,
+         param="top_logprobs"),
+    Case(VLLM, "chat: `logprobs` true", CHAT, [{"logprobs": True}], holds=_tells_log_probs),
+    Case(VLLM, "chat: `top_logprobs` 21", CHAT, [{"logprobs": True, "top_logprobs": 21}], SAME, param="top_logprobs"),
     Case(VLLM, "chat: `prompt_logprobs` 1", CHAT, [{"prompt_logprobs": 1}], REFUSED, param="prompt_logprobs"),
     Case(VLLM, "chat: `stream_options` without a stream", CHAT, [{"stream_options": {"include_usage": True}}], SAME,
          param="stream_options"),
@@ -176,6 +184,7 @@ _OF_TEXTS = [
     Case(VLLM, "text: `truncate_prompt_tokens`", TEXT, [{"truncate_prompt_tokens": 4}], REFUSED,
          param="truncate_prompt_tokens"),
     Case(VLLM, "text: `logprobs` 5", TEXT, [{"logprobs": 5}], REFUSED, param="logprobs"),
+    Case(VLLM, "text: `logprobs` 0", TEXT, [{"logprobs": 0}], holds=_tells_log_probs),
     Case(VLLM, "text: `stream_options` without a stream", TEXT, [{"stream_options": {"include_usage": None}}], SAME,
          param="stream_options"),
 ]  # fmt: skip
