@@ -16,7 +16,7 @@ from clients.openai_api.tool_calls.callable_tools import callable_tools
 from ensemble_configs.chat.chat_messages import MAX_TOOLS, Function, Tool
 
 _NOT_KEPT = "nothing is kept here; send the whole conversation as input"
-_OWN_TOKENS_ALONE = "the server tells the probability of its own tokens alone, and not their texts"
+_OWN_TOKENS_ALONE = "the server tells the probability of the tokens that it chose alone"
 _NOT_CARRIED: Refused = {
     "background": ((False,), "an answer is not waited for elsewhere"),
     "conversation": ((), _NOT_KEPT),
