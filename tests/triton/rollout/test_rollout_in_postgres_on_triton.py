@@ -75,6 +75,7 @@ def test_a_process_that_waits_drives_what_another_machine_writes_down(
     assert "nobody drives the rollouts of postgresql://" in said
     waiting = pod.rollout("run", "--wait")
     with Streams(site.server.url, {seed: texts[seed] for seed in (1, 2)}, num_streams=16) as load:
+        operator.wait_for("running", waiting)  # the pod's process begins, and loads the release, under all that load
         load.wait_for(2, 50)
         lose(postgres)
         operator.wait_for("promoted", waiting)

@@ -116,7 +116,10 @@ class Controller:
         deadline_s = time.monotonic() + STEP_S
         while self.phase() != phase:
             assert running.poll() is None, running.communicate()[0]
-            assert time.monotonic() < deadline_s, self.phase()
+            if time.monotonic() > deadline_s:
+                found = self.phase()
+                running.kill()
+                raise AssertionError(f"{found or 'no phase'}, not {phase}: {running.communicate()[0]}")
             time.sleep(0.1)
 
     def wait_for_counted(self, num: int) -> tuple[int, int]:
