@@ -33,6 +33,9 @@ class PromptTokenizer:
     The text of a special token in a prompt ("<|eos|>") becomes that token, as it does upstream: clients that apply a
     chat template themselves depend on it. A caller that puts a client's text into a template must take such text out
     first.
+
+    Attributes:
+        vocab_size: number of tokens, added tokens included; a model's vocabulary may be padded beyond it.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class PromptTokenizer:
         self._add_special_tokens = add_special_tokens
         self.end_id = end_id
         self.pad_id = pad_id
+        # Once: the library walks through its whole vocabulary, 0.3 ms for 4,096 tokens and 10 for 128,000.
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.limit = None if max_seq_len is None else TextLimit(max_seq_len, token_bytes(tokenizer))
 
     @classmethod
@@ -74,11 +79,6 @@ class PromptTokenizer:
             pad_id=find_token_id(spec.dir, tokenizer, "pad_token"),
             max_seq_len=max_seq_len,
         )
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of tokens, added tokens included; a model's vocabulary may be padded beyond it."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, field: str = _FIELD, add_special_tokens: bool | None = None) -> NDArray[np.int32]:
         """Return the token ids of a text, ``[num_tokens] int32``.

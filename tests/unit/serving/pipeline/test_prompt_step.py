@@ -147,6 +147,29 @@ def test_no_biased_word_asks_for_nothing(step: PromptStep) -> None:
         assert "EMBEDDING_BIAS" not in step.prepare(prompt(**nothing))
 
 
+class Walked:
+    """A tokenizer that counts the walks through its whole vocabulary, which take milliseconds each."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.num_walks = 0
+
+    def __getattr__(self, name: str) -> object:
+        self.num_walks += name.startswith("get_")
+        return getattr(self._tokenizer, name)
+
+
+@pytest.mark.parametrize("more", [{}, {"EMBEDDING_BIAS_WORDS": words(b"a"), "EMBEDDING_BIAS_WEIGHTS": weights(1.0)}])
+def test_a_prompt_does_not_walk_through_the_vocabulary(more: Arrays) -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    walked = Walked(tokenizer)
+    step = PromptStep(PromptTokenizer(walked, add_special_tokens=False, max_seq_len=100))
+    before = walked.num_walks
+    step.respond(prompt(b"a b", **more))
+    assert walked.num_walks == before > 0
+
+
 def test_end_and_pad_ids_pass_through_if_they_are_sent(step: PromptStep) -> None:
     given = np.array([[5]], dtype=np.int32)
     assert step.prepare(prompt(END_ID=given))["OUT_END_ID"].tolist() == [[5]]
