@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's own process, started by `serving.engine_process.engine_sources` with a socket to it.
 
-One thread runs one loop: take the messages that have arrived, step, send the chunks. With admission a second thread
+One thread runs one loop: take the messages that have arrived, step, send the chunks. An idle engine waits a moment for
+more of them (`serving.engine_process.batch_wait`). With admission a second thread
 takes messages (`serving.engine_process.ingress`), so a refused request need not wait for the end of a step. The process
 ends when the adapter that started it closes its connection; an engine with processes of its own has some time to end
 them. An engine that breaks, or has work and gets no further, reports the error to all its callers first.
@@ -22,6 +23,7 @@ from serving.admission.admitting_engine import AdmittingEngine
 from serving.doctor.release_check import releases_in_use
 from serving.engine_guard.descriptors import fetch_descriptors
 from serving.engine_guard.process_tree import end_with_parent
+from serving.engine_process.batch_wait import wait_for_company
 from serving.engine_process.connections import HEARTBEAT_S, EngineConnections
 from serving.engine_process.engine_loading import load_engine
 from serving.engine_process.engine_messages import Broken, Channel, ChannelClosed, Command
@@ -38,25 +40,49 @@ _log = logging.getLogger("trireme.engine")
 CLOSE_TIMEOUT_S = 5.0
 
 
-def serve_engine(engine: Engine, connections: EngineConnections, watch: ProgressWatch) -> None:
+def serve_engine(
+    engine: Engine, connections: EngineConnections, watch: ProgressWatch, *, batch_wait_s: float = 0.0
+) -> None:
     """Run the engine until it breaks or hangs, or its owner is gone.
+
+    Args:
+        engine: engine to run.
+        connections: connections to its callers.
+        watch: watch over its progress.
+        batch_wait_s: seconds that an idle engine waits, after a request, for another one.
 
     Raises:
         ChannelClosed: the owner is gone.
         ServerError: the engine hangs.
     """
+    endings: list[TokenChunk] = []
+
+    def take(timeout_s: float) -> bool:
+        commands = connections.receive(timeout_s=timeout_s)
+        endings.extend(chunk for command in commands if (chunk := _obey(engine, command)) is not None)
+        return bool(commands)
+
     while True:
-        commands = connections.receive(timeout_s=_patience_s(engine))
-        endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
+        was_idle = not engine.has_work
+        take(_patience_s(engine))
+        if was_idle and engine.has_work:
+            wait_for_company(take, batch_wait_s)
         connections.send(endings + engine.step(), engine.stats())
+        endings.clear()
         watch.look(engine)
 
 
-def serve_admitting(engine: AdmittingEngine, connections: EngineConnections, watch: ProgressWatch) -> None:
+def serve_admitting(
+    engine: AdmittingEngine, connections: EngineConnections, watch: ProgressWatch, *, batch_wait_s: float = 0.0
+) -> None:
     """Run the engine as `serve_engine` does, with a second thread that admits or refuses requests beside the steps."""
     with Ingress(engine, connections) as ingress:
         while True:
-            stopped = [stop(engine, key) for key in ingress.keys_to_stop(timeout_s=_patience_s(engine))]
+            was_idle = not engine.has_work
+            ingress.hears(_patience_s(engine))
+            if was_idle and engine.has_work:
+                wait_for_company(ingress.hears, batch_wait_s)
+            stopped = [stop(engine, key) for key in ingress.keys_to_stop()]
             connections.send(stopped + engine.step(), engine.stats())
             watch.look(engine)
 
@@ -99,10 +125,12 @@ def main() -> None:
             ending.callback(connections.close)  # first: callers need not wait for the engine's end
             tell = connections.tell_all
             watch = ProgressWatch(WallClock(), watchdog_s=release.engine.watchdog_s)
+            # An inner engine gets what its outer one has gathered.
+            batch_wait_s = 0.0 if args.inner else release.engine.batch_wait_s
             if isinstance(engine, AdmittingEngine):
-                serve_admitting(engine, connections, watch)
+                serve_admitting(engine, connections, watch, batch_wait_s=batch_wait_s)
             else:
-                serve_engine(engine, connections, watch)
+                serve_engine(engine, connections, watch, batch_wait_s=batch_wait_s)
         except ChannelClosed:
             _log.info("the adapter hung up; the engine ends")
         except Exception as exc:

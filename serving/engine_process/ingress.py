@@ -56,8 +56,8 @@ class Ingress:
         self._connections.wake()
         self._thread.join(_ENDS_S)  # not for ever: it may be sending to a caller that does not read
 
-    def keys_to_stop(self, *, timeout_s: float) -> list[int]:
-        """Wait up to `timeout_s` for news, and return the keys of requests that the stepping thread is to stop.
+    def hears(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` seconds for messages, and return whether some came since the last call.
 
         Raises:
             ChannelClosed: the owner is gone.
@@ -67,7 +67,12 @@ class Ingress:
                 self._news.wait(timeout_s)
             if self._failure is not None:
                 raise self._failure
-            self._has_news = False
+            found, self._has_news = self._has_news, False
+            return found
+
+    def keys_to_stop(self) -> list[int]:
+        """Return the keys of requests that the stepping thread is to stop, each once."""
+        with self._news:
             keys, self._to_stop = self._to_stop, []
             return keys
 

@@ -189,7 +189,7 @@ BASES: dict[str, Data] = {
         "name": "openvino",
         "tokenizer": _TOKENIZER,
         "endpoints": [],
-        "engine": {"provider": "openvino", "dir": OPENVINO_DIR, "num_kv_blocks": 64},
+        "engine": {"provider": "openvino", "dir": OPENVINO_DIR, "num_kv_blocks": 64, "batch_wait_ms": 2},
     },
     "lookahead": _gpu(
         "lookahead",

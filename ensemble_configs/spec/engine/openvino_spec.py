@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.spec.base import Boolean, Positive
-from ensemble_configs.spec.engine.provider_spec import FixedCacheSpec
+from ensemble_configs.spec.base import Boolean, Number, Positive
+from ensemble_configs.spec.engine.provider_spec import BATCH_WAIT, FixedCacheSpec
 
 
 class OpenVinoEngineSpec(FixedCacheSpec):
@@ -15,6 +15,12 @@ class OpenVinoEngineSpec(FixedCacheSpec):
 
     provider: Literal["openvino"]
     dir: Path = Field(description="folder with openvino_model.xml")
+    batch_wait_ms: Number = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description=BATCH_WAIT,
+    )
     num_threads: Positive | None = Field(default=None, le=1024, description="CPU threads; none: all cores")
     kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = Field(
         default="auto", description="number format of the KV cache; auto: OpenVINO's choice"

@@ -5,6 +5,10 @@ from pydantic import Field
 
 from ensemble_configs.spec.base import Number, Positive, Spec
 
+BATCH_WAIT = (
+    "an idle engine waits so long, after a request, for another one to share its prefill, and four times as long in all"
+)
+
 
 class ProviderSpec(Spec):
     """The fields that every provider has."""
@@ -36,8 +40,24 @@ class ProviderSpec(Spec):
         """Seconds that the engine may take to free what it holds; 0 where its process just ends."""
         return 0.0
 
+    @property
+    def batch_wait_s(self) -> float:
+        """Seconds that an idle engine waits, after a request, for another one; 0 where it batches by itself."""
+        return 0.0
+
 
 class FixedCacheSpec(ProviderSpec):
     """The fields of a provider that makes its KV cache as large as the deployment says."""
 
     num_kv_blocks: Positive = Field(default=2048, description="KV cache blocks, shared by all requests")
+    batch_wait_ms: Number = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description=BATCH_WAIT,
+    )
+
+    @property
+    def batch_wait_s(self) -> float:
+        """Seconds that an idle engine waits, after a request, for another one."""
+        return self.batch_wait_ms / 1000
