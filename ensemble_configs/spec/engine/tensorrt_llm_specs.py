@@ -92,6 +92,11 @@ class _TrtLlmSpec(ProviderSpec):
     )
     is_block_reuse: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
     is_partial_block_reuse: Boolean = Field(default=True, description="reuse the part of a block that matches a prompt")
+    is_cache_salted: Boolean = Field(
+        default=True,
+        description="requests with a tenant reuse KV blocks of that tenant alone: how soon an answer begins tells "
+        "nobody what others asked",
+    )
     max_attention_window: tuple[Positive, ...] | None = Field(
         default=None, description="tokens, layer by layer, repeated"
     )

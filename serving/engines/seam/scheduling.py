@@ -20,7 +20,7 @@ class Priority(enum.IntEnum):
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduling fields of a request: the engine never sees them, admission (`serving.admission`) does."""
+    """The scheduling fields of a request, for admission (`serving.admission`); an engine may keep tenants apart."""
 
     priority: Annotated[int, msgspec.Meta(ge=1, le=len(Priority))] = Priority.STANDARD
     tenant: str = ""

@@ -82,6 +82,8 @@ class SamplingWords:
         arguments |= call_parts(sampling, self._upstream)
         if "priority" in self._upstream.call_arguments and request.scheduling.priority != Priority.STANDARD:
             arguments["priority"] = _PRIORITIES[Priority(request.scheduling.priority)]
+        if self._spec.is_cache_salted and request.scheduling.tenant:
+            arguments["cache_salt"] = request.scheduling.tenant
         return arguments
 
     def refusal_of(self, exc: Exception, arguments: dict[str, object]) -> Exception:

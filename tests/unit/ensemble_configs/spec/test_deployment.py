@@ -45,7 +45,7 @@ def test_relative_paths_are_meant_from_the_file(tmp_path: Path, monkeypatch: pyt
         ),
         pytest.param(
             GOOD.replace("300", "300, spec: {}"),
-            "engine.spec: extra inputs are not permitted; allowed here: decode_us_per_seq, ",
+            "engine.spec: extra inputs are not permitted; allowed here: batch_wait_ms, decode_us_per_seq, ",
             id="unknown key of an engine",
         ),
         pytest.param(GOOD.replace("300", "true"), "valid integer (got True)", id="boolean for a number"),

@@ -361,6 +361,17 @@ def test_a_priority_class_is_passed_on_where_the_installed_version_has_prioritie
     assert "priority" not in words_of("pytorch").call_arguments(request)
 
 
+@pytest.mark.parametrize("provider", ["tensorrt", "pytorch"])
+@pytest.mark.parametrize(
+    ("tenant", "is_salted", "salt"), [("acme", True, "acme"), ("", True, None), ("acme", False, None)]
+)
+def test_a_tenant_reuses_its_own_kv_blocks_alone(tenant: str, is_salted: bool, salt: str | None, provider: str) -> None:
+    sampling = SamplingParams(max_tokens=1)
+    request = GenerationRequest(key=1, input_ids=[5], sampling=sampling, scheduling=Scheduling(tenant=tenant))
+    words = words_of(provider, is_cache_salted=is_salted)
+    assert words.call_arguments(request).get("cache_salt") == salt
+
+
 def test_the_one_sampler_of_a_later_version_takes_what_needed_the_other() -> None:
     words = words_of("pytorch, torch", version="1.3.0rc29")
     assert call_of(words, presence_penalty=0.5, bad_words=((4,),))["sampling_params"].presence_penalty == 0.5
