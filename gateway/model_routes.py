@@ -21,6 +21,7 @@ class ModelRoutes:
     async def list_models(self, _request: web.BaseRequest, _body: bytes, caller: Caller) -> web.StreamResponse:
         """Return the list of the models that the caller may use."""
         found = [self._described(model) for model in self._models.allowed(caller)]
+        found += [self._described(model, name) for name, model in self._models.allowed_aliases(caller).items()]
         found += [self._described_tier(tier.name) for tier in self._models.tiers.allowed(caller)]
         return json_answer({"object": "list", "data": found})
 
@@ -30,10 +31,10 @@ class ModelRoutes:
         Raises:
             ApiError: there is no such model, or the caller may not use it.
         """
-        name = request.path.rpartition("/")[2]
+        name = request.path.removeprefix("/v1/models/")  # an alias may have a slash
         if self._models.tiers.find(name, caller) is not None:
             return json_answer(self._described_tier(name))
-        return json_answer(self._described(self._models.get(name, caller)))
+        return json_answer(self._described(self._models.get(name, caller), name))
 
     async def describe_api(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Return the description of the API in OpenAPI's form."""
@@ -42,6 +43,12 @@ class ModelRoutes:
     def _described_tier(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._begun_s, "owned_by": "trireme"}
 
-    def _described(self, model: ServedModel) -> dict[str, object]:
+    def _described(self, model: ServedModel, name: str = "") -> dict[str, object]:
+        """Return a model by a name of its own or an alias, which has the model as its `root`."""
         limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}
-        return {"id": model.name, "object": "model", "created": self._begun_s, "owned_by": "trireme", **limit}
+        root = {"root": model.name} if name not in {"", model.name} else {}
+        return (
+            {"id": name or model.name, "object": "model", "created": self._begun_s, "owned_by": "trireme"}
+            | root
+            | limit
+        )

@@ -110,6 +110,10 @@ class ServedModels:
         """Return the models that a caller may use."""
         return [model for model in self if caller.may_use(model.name)]
 
+    def allowed_aliases(self, caller: Caller) -> dict[str, ServedModel]:
+        """Return the models that a caller may use by their other names."""
+        return {alias: self._models[name] for alias, name in self._aliases.items() if caller.may_use(name)}
+
     def get(self, name: str | None, caller: Caller) -> ServedModel:
         """Return a model by its name or an alias; without one the only model that the caller may use.
 

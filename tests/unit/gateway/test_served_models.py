@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import yaml
+from kserve_server import KServeServer
+from running_gateway import RunningGateway
 
 from clients.openai_api.api_error import ApiError
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.gateway_spec import GatewaySpec
 from gateway.access.caller import ANYBODY, Caller, Role
-from gateway.served_models import models_of
+from gateway.served_models import ServedModel, models_of
 from trireme.base.errors import SpecError
 
 ENGINE = {"provider": "simulated"}
@@ -31,6 +34,26 @@ def test_an_alias_is_its_model_also_for_what_a_key_may_use() -> None:
     with pytest.raises(ApiError) as refused:
         models.get("openai/codex", alice)
     assert (refused.value.status, refused.value.code) == (403, "model_not_allowed")
+
+
+def test_an_alias_is_listed_for_whoever_may_use_its_model() -> None:
+    models = models_of(deployment(aliases={"gpt-4o": "chat", "openai/codex": "code"}))
+    assert list(models.allowed_aliases(ANYBODY)) == ["gpt-4o", "openai/codex"]
+    assert list(models.allowed_aliases(Caller("k", "", Role.USER, frozenset({"chat"})))) == ["gpt-4o"]
+
+
+def test_an_alias_is_described_with_its_model_as_the_root() -> None:
+    rules = GatewaySpec.model_validate({"aliases": {"gpt-4o": "chat", "openai/codex": "chat"}})
+    with KServeServer() as server, RunningGateway(server.url, models=(ServedModel("chat", "m"),), rules=rules) as asked:
+        listed = asked.call("GET", "/v1/models").json["data"]
+        assert [(model["id"], model.get("root")) for model in listed] == [
+            ("chat", None),
+            ("gpt-4o", "chat"),
+            ("openai/codex", "chat"),
+        ]
+        for model in listed:
+            assert asked.call("GET", f"/v1/models/{model['id']}").json == model
+        assert asked.call("GET", "/v1/models/openai/gpt").status == 404
 
 
 @pytest.mark.parametrize(
