@@ -3,7 +3,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.engine.provider_spec import FixedCacheSpec
@@ -26,6 +26,9 @@ class SimulatedEngineSpec(FixedCacheSpec):
 
     provider: Literal["simulated"]
     mode: Literal["hash", "echo"] = Field(default="hash", description="echo: the output is the prompt, over and over")
+    end_id: NotNegative | None = Field(
+        default=None, description="the token that ends an answer by itself; none: answers have all their max_tokens"
+    )
     vocab_size: Positive = Field(default=4096, ge=17, description="the first 16 tokens are never made")
     kv_block_tokens: Positive = Field(default=16, description="tokens of a KV block")
     seed: Integer = Field(default=0, description="seed of the tokens")
@@ -47,3 +50,11 @@ class SimulatedEngineSpec(FixedCacheSpec):
         default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
     )
     fault: SimulatedFaultSpec | None = None
+
+    @model_validator(mode="after")
+    def _the_end_is_a_token(self) -> "SimulatedEngineSpec":
+        if self.end_id is not None and self.end_id >= self.vocab_size:
+            raise ValueError(
+                f"end_id ({self.end_id}) is no token of vocab_size ({self.vocab_size}); name a smaller one"
+            )
+        return self

@@ -43,9 +43,9 @@ CAPABILITIES = Capabilities(
 class SimulatedEngine(Engine):
     """An engine without a model; a request's tokens depend on itself and the spec, never on its key or its company.
 
-    The model has no end token of its own (`info.end_ids` is empty): a request ends at `max_tokens`, or at the `end_id`
-    that it names. In `hash` mode temperature, `top_k`, `top_p` and the seed of a sampled request give other tokens;
-    `echo` has nothing to sample. What needs a model's numbers is refused by name.
+    A request ends at `max_tokens`, at the `end_id` that it names, or else at that of the spec, which may have none. In
+    `hash` mode temperature, `top_k`, `top_p` and the seed of a sampled request give other tokens; `echo` has nothing to
+    sample. What needs a model's numbers is refused by name.
     """
 
     def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
@@ -69,7 +69,7 @@ class SimulatedEngine(Engine):
             provider=spec.provider,
             vocab_size=spec.vocab_size,
             max_seq_len=spec.max_seq_len,
-            end_ids=(),
+            end_ids=() if spec.end_id is None else (spec.end_id,),
             kv_block_tokens=spec.kv_block_tokens,
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,

@@ -51,6 +51,19 @@ def test_echo_stops_at_an_end_token_once_min_tokens_are_there() -> None:
     assert [engine.step()[0].finish_reason for _ in range(2)] == [None, FinishReason.STOP]
 
 
+def test_an_engine_with_an_end_token_ends_there_unless_the_request_names_another() -> None:
+    engine = engine_of(mode="echo", end_id=6)
+    assert engine.info.end_ids == (6,)
+    assert output_of(engine, [5, 6, 7]) == [5, 6]
+    assert output_of(engine, [5, 6, 7], 5, end_id=-1) == [5, 6, 7, 5, 6]
+    assert engine_of().info.end_ids == ()
+
+
+def test_an_end_token_beyond_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"end_id \(300\) is no token of vocab_size \(300\)"):
+        SimulatedEngineSpec(provider="simulated", vocab_size=300, end_id=300)
+
+
 def test_hash_tokens_are_never_special_ids_and_spread_over_the_vocabulary() -> None:
     tokens = list(itertools.islice(hash_tokens(1, 100), 10_000))
     assert set(tokens) == set(range(NUM_RESERVED_IDS, 100))
