@@ -15,6 +15,7 @@ import openvino
 import openvino.opset13 as ops
 import openvino_genai
 
+from serving.engines.openvino.openvino_json import without_white_space
 from serving.engines.seam.base import EngineInfo, SamplingParams
 from trireme.base.errors import RequestError
 
@@ -98,6 +99,8 @@ def refuse_unguidable(sampling: SamplingParams, info: EngineInfo) -> None:
 def _structured_output(guide_type: str, guide: str | None) -> object:
     if guide_type == "json":
         return openvino_genai.StructuredOutputConfig(json_schema=_ANY_JSON)
+    if guide is not None:
+        guide_type, guide = without_white_space(guide_type, guide)
     return openvino_genai.StructuredOutputConfig(**{_ATTRIBUTES[guide_type]: guide})
 
 

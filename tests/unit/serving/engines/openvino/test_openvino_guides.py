@@ -65,6 +65,15 @@ def drain(engine: Engine) -> dict[int, tuple[str, FinishReason | None]]:
 ENUM = json.dumps({"enum": ["Paris", {"city": "Rome"}, [1, 2, 3]]})
 NUMBER = json.dumps({"type": "integer"})
 EBNF = 'root ::= "<" item (", " item)? ">"\nitem ::= "yes" | "no"'
+TOWN = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"},
+        "size": {"enum": ["small", "large"]},
+        "rank": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["name", "size"],
+}
 TAG = json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "the answer"}})
 
 
@@ -89,6 +98,17 @@ def test_the_output_is_what_the_guide_allows_and_ends_where_it_does(
         assert json.loads(text) in json.loads(ENUM)["enum"]
     if guide == NUMBER:
         assert isinstance(json.loads(text), int)
+
+
+@pytest.mark.parametrize("how", [{}, ANY_CASE], ids=["greedy", "sampled"])
+def test_an_object_comes_to_its_end_whatever_the_model_thinks_of_json(engine: Engine, how: dict[str, object]) -> None:
+    text, reason = run(engine, request(1, "json_schema", json.dumps(TOWN), **how))[1]
+    assert reason is FinishReason.STOP  # with white space between its parts it had none within max_tokens
+    town = json.loads(text)
+    assert re.fullmatch("[A-Z][a-z]{2,9}", town["name"])
+    assert town["size"] in {"small", "large"}
+    assert town.keys() <= {"name", "size", "rank"}
+    assert town.get("rank", 1) in range(1, 10)
 
 
 def test_any_json_begins_as_an_object_or_an_array(engine: Engine) -> None:
