@@ -19,7 +19,7 @@ from gateway.access.caller import Caller
 from gateway.allowances import Allowances
 from gateway.answer import NO_TIER, Answer, Tier
 from gateway.fallback.chains import Chains
-from gateway.running_answer import CLIENT_GONE, Observers, RunningAnswer
+from gateway.running_answer import CLIENT_GONE, REQUEST_ID, Observers, RunningAnswer
 from gateway.served_models import ServedModels
 from gateway.tiers import model_of
 from trireme.base.errors import ServingError
@@ -85,6 +85,7 @@ class Answering:
                 if is_of_the_operator(exc):
                     _log.error("%s", exc.message)
                 error = api_error(exc, is_chat=answer.asked.is_chat)
+                error.headers[REQUEST_ID] = answer.id
                 running.fail(error.code)
                 raise error from exc
             except (asyncio.CancelledError, ConnectionError):

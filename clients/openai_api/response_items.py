@@ -23,6 +23,7 @@ class OutputText(_Part, kw_only=True, forbid_unknown_fields=True, tag="output_te
 
     annotations: list[Any] = []
     logprobs: list[Any] = []
+    parsed: Any = None  # the text again, as OpenAI's clients keep it in an item that they send back
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +51,7 @@ class Call(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
     arguments: str
     id: str | None = None
     status: str | None = None
+    parsed_arguments: Any = None  # the same again, as OpenAI's clients keep it in an item that they send back
 
 
 class CallOutput(

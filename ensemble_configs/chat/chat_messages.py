@@ -23,6 +23,7 @@ class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: _ToolName
     arguments: str | dict[str, Any] = "{}"
+    parsed_arguments: Any = None  # the same again, as OpenAI's clients keep it in a message that they send back
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -43,7 +44,8 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None  # of a message of the role `tool`
     reasoning_content: str | None = None
-    # An assistant's answer as clients send it back; both say nothing.
+    # An assistant's answer as clients send it back; these say nothing.
+    parsed: Any = None
     refusal: None = None
     annotations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
 

@@ -361,3 +361,17 @@ def test_a_caller_who_takes_nothing_is_hung_up_on_and_stops_the_request(monkeypa
         page = gateway.call("GET", "/metrics").data.decode()
         connection.close()
     assert 'error_type="client_gone"' in page
+
+
+def test_the_id_of_an_answer_is_in_its_headers_also_where_it_fails() -> None:
+    with KServeServer(*story()) as server, RunningGateway(server.url) as gateway:
+        answer = gateway.chat()
+        assert answer.json["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
+        streamed = gateway.chat(stream=True)
+        assert streamed.events[0]["id"] == f"chatcmpl-{streamed.headers['x-request-id']}"
+    with (
+        KServeServer("[INVALID_ARG field=max_tokens value=9] too many") as server,
+        RunningGateway(server.url) as gateway,
+    ):
+        refused = gateway.chat()
+        assert (refused.status, len(refused.headers["x-request-id"])) == (400, 24)

@@ -140,6 +140,24 @@ def test_the_server_is_told_of_the_tools_and_of_what_came_of_calls() -> None:
     assert result == {"role": "tool", "content": "dry", "tool_call_id": "c1"}
 
 
+def test_what_the_official_client_keeps_in_a_parsed_answer_may_come_back(gateway: RunningGateway) -> None:
+    call = {"name": "weather", "arguments": "{}", "parsed_arguments": {"town": "Rome"}}
+    messages = [
+        {"role": "user", "content": RAIN},
+        {"role": "assistant", "content": "{}", "parsed": {"town": "Rome"}},
+        {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "dry"},
+    ]
+    answer = gateway.call("POST", "/v1/chat/completions", {"messages": messages, "tools": [WEATHER]})
+    assert answer.status == 200, answer.data
+    items = [
+        {"role": "assistant", "content": [{"type": "output_text", "text": "{}", "parsed": {"town": "Rome"}}]},
+        {"type": "function_call", "call_id": "c1", **call},
+        {"type": "function_call_output", "call_id": "c1", "output": "dry"},
+    ]
+    assert gateway.call("POST", "/v1/responses", {"input": items, "tools": [FLAT]}).status == 200
+
+
 def test_tools_are_refused_where_the_model_has_no_style_that_is_read() -> None:
     plain = ServedModel("demo", "ensemble")
     with Site("No.", model=plain) as client, pytest.raises(openai.BadRequestError) as refused:
