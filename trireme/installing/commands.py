@@ -16,10 +16,11 @@ LOG = ".tools/setup.log"
 # "No matching distribution", so the order matters.
 CAUSES = (
     (r"No space left on device|Disk quota exceeded", "the disk is full (the temporary folder counts too)"),
-    (r"DO NOT MATCH THE HASHES", "a downloaded file does not have the hash that the lock asks for"),
+    (r"DO NOT MATCH THE HASHES|\bEINTEGRITY\b", "a downloaded file does not have the hash that the lock asks for"),
     (
         r"NewConnectionError|NameResolutionError|Failed to resolve|Temporary failure in name resolution"
-        r"|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError|Connection (refused|reset)|Could not connect",
+        r"|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError|Connection (refused|reset)|Could not connect"
+        r"|\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT)\b",
         "no network: the package index cannot be reached",
     ),
     (

@@ -23,10 +23,14 @@ class GatewayProcess:
         server: the server behind it.
         folder: of the gateway's log.
         options: of `trireme gateway serve`.
+        url: of a server in place of that one, which may be away; the gateway need be alive alone then.
     """
 
-    def __init__(self, server: RunningServer, folder: Path, *, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, server: RunningServer, folder: Path, *, options: tuple[str, ...] = (), url: str | None = None
+    ) -> None:
         self._server, self._options = server, options
+        self._behind, self._probe = url or server.url, "live" if url else "ready"
         [self.port] = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self._log_path = folder / "gateway.log"
@@ -36,7 +40,7 @@ class GatewayProcess:
         command = [sys.executable, "-m", "trireme", "gateway", "serve", "--deployment", deployment]
         self._log = self._log_path.open("ab")
         self.process = subprocess.Popen(
-            [*command, "--url", self._server.url, "--port", str(self.port), *self._options], stderr=self._log
+            [*command, "--url", self._behind, "--port", str(self.port), *self._options], stderr=self._log
         )
         deadline_s = time.monotonic() + READY_S
         while not self.is_ready():
@@ -53,7 +57,7 @@ class GatewayProcess:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health/ready", timeout=5) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health/{self._probe}", timeout=5) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import bootstrap, environments, gpu_image_wheels, triton_installation, unpacked_programs
+from scripts import bootstrap, environments, gpu_image_wheels, javascript, triton_installation, unpacked_programs
 from scripts.cpu_torch import torch_version
 from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, lock_blocks, locked_names
 from scripts.lock import LOCKS
@@ -329,6 +329,44 @@ class TestEnvoy:
         assert ENVOY.is_current(tmp_path)
 
 
+class TestJavaScript:
+    def test_it_is_current_once_node_and_the_locked_packages_are_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "system", lambda: "Linux")
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        for lock in (javascript.NODE.lock, javascript.LOCK):
+            (tmp_path / lock).parent.mkdir(parents=True)
+            (tmp_path / lock).write_text("1")
+        assert not javascript.is_current(tmp_path)
+        for folder, lock in (
+            (javascript.NODE.directory, javascript.NODE.lock),
+            (javascript.DIRECTORY, javascript.LOCK),
+        ):
+            (tmp_path / folder).mkdir(parents=True)
+            (tmp_path / folder / unpacked_lock.STAMP).write_text(unpacked_lock.digest(tmp_path / lock))
+        assert javascript.is_current(tmp_path)
+        (tmp_path / javascript.LOCK).write_text("2")
+        assert not javascript.is_current(tmp_path)
+
+    def test_where_there_is_no_wheel_of_node_nothing_is_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        assert javascript.is_current(tmp_path)
+
+    def test_its_lock_has_versions_and_hashes_and_no_place_to_download_from(self) -> None:
+        lock = json.loads((CODE_ROOT / javascript.LOCK).read_text(encoding="utf-8"))
+        wanted = json.loads((CODE_ROOT / javascript.LOCK).with_name("package.json").read_text(encoding="utf-8"))
+        packages = dict(lock["packages"])
+        assert packages.pop("")["dependencies"] == wanted["dependencies"]
+        assert set(wanted["dependencies"]) <= {name.rpartition("node_modules/")[2] for name in packages}
+        for name, package in packages.items():
+            assert package["integrity"].startswith("sha512-"), name
+            assert re.fullmatch(r"[0-9.]+", package["version"]), name
+        assert "://" not in json.dumps(lock)
+
+
 class TestGpuImageWheels:
     def test_they_are_current_for_these_locks_and_this_python(self, tmp_path: Path) -> None:
         (tmp_path / "requirements").mkdir()
@@ -407,6 +445,10 @@ class TestFailuresAreOneLine:
             ),
             pytest.param(
                 "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "hash", id="changed file"
+            ),
+            pytest.param("npm error code EINTEGRITY", "hash", id="changed file, of npm"),
+            pytest.param(
+                "npm error code ENOTFOUND\nnpm error syscall getaddrinfo", "no network", id="no network, of npm"
             ),
         ],
     )
