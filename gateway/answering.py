@@ -84,7 +84,7 @@ class Answering:
             except ServingError as exc:
                 if is_of_the_operator(exc):
                     _log.error("%s", exc.message)
-                error = api_error(exc, is_chat=answer.asked.is_chat)
+                error = broken(exc, answer.asked)
                 error.headers[REQUEST_ID] = answer.id
                 running.fail(error.code)
                 raise error from exc
@@ -123,5 +123,5 @@ def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[M
 def broken(cause: Exception, asked: Asked) -> ApiError:
     """Return the error with which an answer breaks off that has begun."""
     if isinstance(cause, ServingError):
-        return api_error(cause, is_chat=asked.is_chat)
+        return api_error(cause, is_chat=asked.is_chat, guide_param=asked.guide_param)
     return ApiError("the gateway failed; the reason is in its log", code="server_error", status=500)

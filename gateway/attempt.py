@@ -114,6 +114,8 @@ class ModelAnswerer:
             changes["return_release"] = True
         if not self._model.has_admission:
             changes |= {"tenant": None}
+        if asked.tool_choice is not None and (guide := self._model.guide(asked)) is not None:
+            changes |= {"guided_decoding_guide_type": guide.guide_type, "guided_decoding_guide": guide.guide}
         requests = tuple(msgspec.structs.replace(request, **changes) for request in asked.requests)
         return ModelAttempt(msgspec.structs.replace(asked, requests=requests), self._model, self._generation)
 

@@ -10,6 +10,7 @@ from clients.openai_api.answer_deltas import Usage
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.answer_reader import AnswerReader
+from clients.openai_api.tool_calls.call_guide import Guide, call_guide
 from clients.openai_api.tool_calls.deltas import DeltaReader
 from clients.openai_api.tool_calls.reader_choice import Style, call_reader, style_of
 from clients.openai_api.tool_calls.reasoning import END, ReasoningReader, begins_inside
@@ -58,6 +59,18 @@ class ServedModel(NamedTuple):
     def cost_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost, in billionths of a US dollar."""
         return cost_nano_usd(self.price, usage)
+
+    def guide(self, asked: Asked) -> Guide | None:
+        """Return the guide of an answer that must be calls of tools; None: the model writes calls in no known style."""
+        if self.tool_style is None:
+            return None
+        return call_guide(
+            self.tool_style,
+            asked.tools,
+            is_single=asked.max_calls == 1,
+            is_reasoning=self.is_reasoning,
+            begins_inside=self.begins_inside,
+        )
 
     def reader(self, asked: Asked) -> AnswerReader:
         """Return the reader of one answer.

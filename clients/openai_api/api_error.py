@@ -32,12 +32,11 @@ _OF_THE_OPERATOR = {
 # Parameters by their names in the serving contract.
 _PARAMS = {
     "end_id": "ignore_eos",
-    "guided_decoding_guide": "response_format",
-    "guided_decoding_guide_type": "response_format",
     "num_return_sequences": "n",
     "return_log_probs": "logprobs",
     "stop_words": "stop",
 }
+_GUIDES = frozenset({"guide", "guide_type", "guided_decoding_guide", "guided_decoding_guide_type"})
 _PROMPTS = frozenset({"input_ids", "messages", "text_input"})
 _TYPES = {
     400: "invalid_request_error",
@@ -81,14 +80,15 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def api_error(error: ServingError, *, is_chat: bool = False) -> ApiError:
+def api_error(error: ServingError, *, is_chat: bool = False, guide_param: str = "response_format") -> ApiError:
     """Return what an error of the server is in OpenAI's API.
 
     Args:
         is_chat: the prompt was messages.
+        guide_param: name of the body's field that the guide was made of.
     """
     if isinstance(error, RequestError):
-        return _wrong(error, is_chat=is_chat)
+        return _wrong(error, is_chat=is_chat, guide_param=guide_param)
     if isinstance(error, Unavailable):
         return _unavailable(error)
     code, status = next(
@@ -102,7 +102,7 @@ def is_of_the_operator(error: ServingError) -> bool:
     return type(error) in _OF_THE_OPERATOR
 
 
-def _wrong(error: RequestError, *, is_chat: bool) -> ApiError:
+def _wrong(error: RequestError, *, is_chat: bool, guide_param: str) -> ApiError:
     """Return the error of a request that the server refuses; the parameter has its name in the caller's body."""
     field = error.facts.get("field")
     if field is None:
@@ -110,6 +110,8 @@ def _wrong(error: RequestError, *, is_chat: bool) -> ApiError:
     param = _PARAMS.get(str(field), str(field))
     if field in _PROMPTS:
         param = "messages" if is_chat else "prompt"
+    if field in _GUIDES:
+        param = guide_param
     is_too_long = field in _PROMPTS and "max" in error.facts
     message = error.message if error.message.startswith(param) else f"{param}: {error.message}"
     return ApiError(message, code="context_length_exceeded" if is_too_long else "invalid_value", param=param)

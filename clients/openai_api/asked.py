@@ -26,9 +26,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         includes_usage: a stream ends with the tokens that it took.
         tools: that the model may call.
         max_calls: of them; None: any number.
+        tool_choice: as chats have it, where the answer must be calls; None: it need not.
         prefixes: texts before the answers, one for each request; empty: none.
         session: name of the conversation that the body belongs to; "": it names none.
         log_probs: the answer tells the log probability of each of its tokens.
+        guide_param: name of the body's field that a guide is made of.
         echo: fields that the answer repeats.
     """
 
@@ -40,9 +42,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     includes_usage: bool = False
     tools: CallableTools = {}
     max_calls: int | None = None
+    tool_choice: Any = None
     prefixes: tuple[str, ...] = ()
     session: str = ""
     log_probs: bool = False
+    guide_param: str = "response_format"
     echo: dict[str, Any] = {}
 
     @property

@@ -22,8 +22,7 @@ from clients.openai_api.body_fields import (
     read_fields,
     sampling_of,
 )
-from clients.openai_api.offered_tools import ToolChoice, offered_tools
-from clients.openai_api.tool_calls.callable_tools import callable_tools
+from clients.openai_api.offered_tools import PARAM, ToolChoice, offered_tools
 from ensemble_configs.chat.chat_messages import ChatMessage, Tools, without_nulls
 
 COMPLETION_TOKENS = 16  # OpenAI's default
@@ -133,19 +132,24 @@ def _of_chat(parsed: ChatBody, base: GenerateRequest, chat_tokens: int) -> Asked
     wanted = parsed.response_format or _Format(type="text")
     schema = wanted.json_schema and wanted.json_schema.schema
     tools = offered_tools(parsed.tools or (), parsed.tool_choice)
+    tools.check_format(wanted.type, param="response_format")
     request = msgspec.structs.replace(
         _common(parsed, base, _one_limit(parsed) or chat_tokens),
         messages=_for_server(parsed.messages),
         **guide_of(wanted.type, schema, param="response_format"),
-        tools=tools or None,
+        tools=tools.told or None,
     )
     asked = _asked(Endpoint.CHAT, parsed, (request,))
     if parsed.logprobs:
-        if tools:
+        if tools.told:
             raise _not_told("logprobs are of an answer's content, and calls of tools are none; leave either out")
         asked = _with_log_probs(asked)
     return msgspec.structs.replace(
-        asked, tools=callable_tools(tools), max_calls=1 if parsed.parallel_tool_calls is False else None
+        asked,
+        tools=tools.callable,
+        max_calls=tools.max_calls(are_parallel=parsed.parallel_tool_calls),
+        tool_choice=tools.forced,
+        guide_param=PARAM if tools.must_call else asked.guide_param,
     )
 
 

@@ -10,9 +10,8 @@ from clients.infer_messages import GenerateRequest
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.body_fields import Common, Positive, Refused, guide_of, read_fields, sampling_of
-from clients.openai_api.offered_tools import ToolChoice, offered_tools
+from clients.openai_api.offered_tools import PARAM, ToolChoice, offered_tools
 from clients.openai_api.response_items import Item, messages_of, with_types
-from clients.openai_api.tool_calls.callable_tools import callable_tools
 from ensemble_configs.chat.chat_messages import MAX_TOOLS, Function, Tool
 
 _NOT_KEPT = "nothing is kept here; send the whole conversation as input"
@@ -74,21 +73,24 @@ def response_request_of(body: Mapping[str, Any], *, base: GenerateRequest, chat_
         raise ApiError(message, code="unsupported_parameter", param="stream_options.include_usage")
     wanted = (parsed.text and parsed.text.format) or _Format(type="text")
     tools = offered_tools(map(_as_tool, parsed.tools or ()), parsed.tool_choice)
+    tools.check_format(wanted.type, param="text.format")
     request = msgspec.structs.replace(
         base,
         max_tokens=parsed.max_output_tokens or chat_tokens,
         messages=messages_of(parsed.input, instructions=parsed.instructions),
         **sampling_of(parsed),
         **guide_of(wanted.type, wanted.schema, param="text.format"),
-        tools=tools or None,
+        tools=tools.told or None,
     )
     return Asked(
         endpoint=Endpoint.RESPONSES,
         requests=(request,),
         model=parsed.model,
         is_streaming=bool(parsed.stream),
-        tools=callable_tools(tools),
-        max_calls=1 if parsed.parallel_tool_calls is False else None,
+        tools=tools.callable,
+        max_calls=tools.max_calls(are_parallel=parsed.parallel_tool_calls),
+        tool_choice=tools.forced,
+        guide_param=PARAM if tools.must_call else "text.format",
         session=parsed.prompt_cache_key or "",
         echo=_echo(parsed, wanted),
     )

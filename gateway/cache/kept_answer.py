@@ -51,7 +51,17 @@ def name_of(asked: Asked, *, model: str, owner: str) -> str:
         owner: a tenant, or a key: whose answers these are. Nobody gets those of another one.
     """
     requests = [msgspec.to_builtins(msgspec.structs.replace(each, **_WITHOUT)) for each in asked.requests]
-    told = (owner, model, asked.endpoint, asked.n, asked.max_calls, sorted(asked.tools), asked.prefixes, requests)
+    told = (
+        owner,
+        model,
+        asked.endpoint,
+        asked.n,
+        asked.max_calls,
+        sorted(asked.tools),
+        asked.prefixes,
+        requests,
+        asked.tool_choice,
+    )
     return hashlib.sha256(_VERSION + msgspec.msgpack.encode(told)).hexdigest()
 
 

@@ -71,7 +71,10 @@ def managed_body(asked: Asked, *, model: str, limit_field: str) -> dict[str, Any
 def _tools(asked: Asked, request: GenerateRequest) -> dict[str, Any]:
     if not request.tools:
         return {}
-    return {"tools": request.tools, **({"parallel_tool_calls": False} if asked.max_calls == 1 else {})}
+    body: dict[str, Any] = {"tools": request.tools}
+    if asked.tool_choice is not None:
+        body["tool_choice"] = asked.tool_choice
+    return {**body, **({"parallel_tool_calls": False} if asked.max_calls == 1 else {})}
 
 
 def _message(message: dict[str, object]) -> dict[str, object]:

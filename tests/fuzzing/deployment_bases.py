@@ -184,9 +184,7 @@ BASES: dict[str, Data] = {
         "models": [_model(name, on_demand={"pool_mib": 1024, "memory_mib": 800}) for name in ("day", "night")],
         "machine": {"gpu": "h100", "num_gpus": 1},
     },
-    "faults": _model(
-        "faults", {"error_rate": 0.2, "fault": {"kind": "crash", "after_requests": 1_000_000}}
-    ),
+    "faults": _model("faults", {"error_rate": 0.2, "fault": {"kind": "crash", "after_requests": 1_000_000}}),
     "ends": _model("ends", {"end_id": 6}),
     "openvino": {
         "name": "openvino",

@@ -7,22 +7,19 @@ from typing import Any
 CallableTools = Mapping[str, Mapping[str, object]]  # tools by name: the JSON schema of the parameters
 
 
-def callable_tools(tools: Iterable[Mapping[str, Any]], choice: str | Mapping[str, Any] | None = None) -> CallableTools:
+def callable_tools(tools: Iterable[Mapping[str, Any]], only: str = "") -> CallableTools:
     """Return the tools that a call may name, each with the schema of its parameters.
 
-    `none` offers no tool, and a named tool itself alone. A reader makes content of a call that names anything else: a
-    client looks the name up among its own tools, and JSON that is an answer and only looks like a call has such a name
-    too. Nothing but the name is checked. Whether arguments fit their schema is the client's to say; that there is a
-    call at all (`required`, a named tool) cannot be had by reading.
+    A reader makes content of a call that names anything else: a client looks the name up among its own tools, and JSON
+    that is an answer and only looks like a call has such a name too. Nothing but the name is checked. Whether arguments
+    fit their schema is the client's to say; that there is a call at all (`required`, a named tool) cannot be had by
+    reading, but by a guide.
 
     Args:
         tools: in OpenAI's form, checked before: `{"type": "function", "function": {"name": ..., "parameters": ...}}`.
-        choice: `tool_choice`; None and `auto` are the same.
+        only: name of the one tool that may be called; "": any may.
     """
     functions = [tool["function"] for tool in tools]
-    only = choice["function"]["name"] if isinstance(choice, Mapping) else None
     return {
-        function["name"]: function.get("parameters") or {}
-        for function in functions
-        if choice != "none" and only in {None, function["name"]}
+        function["name"]: function.get("parameters") or {} for function in functions if only in {"", function["name"]}
     }

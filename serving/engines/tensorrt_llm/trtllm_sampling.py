@@ -202,7 +202,9 @@ class SamplingWords:
 
     def _guide(self, sampling: SamplingParams) -> object:
         guide_type, guide = sampling.guide_type, sampling.guide
-        allowed = [name for name in _GUIDES if name != "structural_tag" or self._spec.provider == "pytorch"]
+        # Upstream's compiled engines and its llguidance know no structural tags.
+        has_tags = self._spec.provider == "pytorch" and self._spec.guided_decoding_backend == "xgrammar"
+        allowed = [name for name in _GUIDES if name != "structural_tag" or has_tags]
         if guide_type not in allowed:
             raise self.rules.refusal("guide_type", guide_type, ", ".join(allowed))
         argument, takes_guide = _GUIDES[guide_type]

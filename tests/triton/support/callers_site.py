@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of three models behind a gateway with keys, for programs that call it as users of OpenAI's API do.
+"""A server of four models behind a gateway with keys, for programs that call it as users of OpenAI's API do.
 
-`demo` is the demo model on OpenVINO. `echo` says back the last message, and so calls the tool that the message calls.
+`demo` is the demo model on OpenVINO, and `maker` the same with a chat template that offers tools, which the model never
+calls by itself. `echo` says back the last message, and so calls the tool that the message calls.
 `slow` says 20 ms at a time for as long as it may.
 """
 
@@ -26,28 +27,39 @@ _TOKENIZER = PROJECT / "examples/demo_model/target"
 _END_ID = 6  # <|end|> of the demo's tokenizer
 # Calls in the style of Hermes, <tool_call>, of whatever tools there are.
 _ECHO_TEMPLATE = "{% set tools = tools %}{{ messages[-1]['content'] }}<|end|>"
+_TOOLS_TEMPLATE = """\
+{{ bos_token }}{% if tools %}<|system|>Call them as <tool_call>: {{ tools | tojson }}<|end|>{% endif %}
+{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}<|end|>{% endfor %}
+<|assistant|>"""
 _PROGRAM_S = 240.0
 
 
 def write_deployment(folder: Path) -> str:
     """Write what the models need, and return the deployment file's text."""
-    tokenizer = folder / "echo_tokenizer"
-    tokenizer.mkdir(parents=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(_TOKENIZER / name, tokenizer / name)
-    (tokenizer / "chat_template.jinja").write_text("{# <tool_call> #}" + _ECHO_TEMPLATE)
-    openvino = str(PROJECT / "examples/demo_model/openvino/target")
+    echo = _tokenizer(folder / "echo_tokenizer", "{# <tool_call> #}" + _ECHO_TEMPLATE)
+    maker = _tokenizer(folder / "maker_tokenizer", _TOOLS_TEMPLATE)
+    openvino = {
+        "provider": "openvino",
+        "dir": str(PROJECT / "examples/demo_model/openvino/target"),
+        "execution_mode": "accuracy",
+    }
     simulated = {"provider": "simulated", "mode": "echo", "end_id": _END_ID}
     models = [
-        {
-            "name": "demo",
-            "tokenizer": {"dir": str(_TOKENIZER)},
-            "engine": {"provider": "openvino", "dir": openvino, "execution_mode": "accuracy"},
-        },
-        {"name": "echo", "tokenizer": {"dir": str(tokenizer)}, "engine": simulated | {"step_ms": 1.0}},
-        {"name": "slow", "tokenizer": {"dir": str(tokenizer)}, "engine": simulated | {"step_ms": 20.0}},
+        {"name": "demo", "tokenizer": {"dir": str(_TOKENIZER)}, "engine": openvino},
+        {"name": "maker", "tokenizer": {"dir": maker}, "engine": openvino},
+        {"name": "echo", "tokenizer": {"dir": echo}, "engine": simulated | {"step_ms": 1.0}},
+        {"name": "slow", "tokenizer": {"dir": echo}, "engine": simulated | {"step_ms": 20.0}},
     ]
     return yaml.safe_dump({"name": "callers", "models": [each | {"endpoints": ["ensemble"]} for each in models]})
+
+
+def _tokenizer(folder: Path, template: str) -> str:
+    """Write the demo's tokenizer with another chat template, and return its folder."""
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(_TOKENIZER / name, folder / name)
+    (folder / "chat_template.jinja").write_text(template)
+    return str(folder)
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ _OF_CHATS = [
     Case(TRITON, "chat: `stream` false", CHAT, [{"stream": False}], holds=_role),
     Case(TRITON, "chat: a tool by its name", CHAT,
          [{"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}}], REFUSED,
-         param="tool_choice"),
+         param="tools"),  # its chat template knows none
     Case(VLLM, "chat: `logprobs` false", CHAT, [{"logprobs": False}],
          holds=lambda answers: answers[0]["choices"][0]["logprobs"] is None),
     Case(VLLM, "chat: `top_logprobs` 5", CHAT, [{"logprobs": True, "top_logprobs": 5}], REFUSED,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The OpenAI Agents SDK as its users have it: agents with tools, through chat completions and through responses."""
 
-from typing import Any
+from typing import Any, Literal
 
 from agents import (
     Agent,
@@ -24,7 +24,7 @@ WAYS = (OpenAIChatCompletionsModel, OpenAIResponsesModel)
 asked: list[str] = []
 
 
-def weather(town: str) -> str:
+def weather(town: Literal["Rome", "Paris", "Lima"]) -> str:
     """Tell the weather of a town."""
     asked.append(town)
     return f"Sunny in {town}."
@@ -78,6 +78,17 @@ async def an_agent_answers_in_a_type(site: Site) -> None:
         assert isinstance(found.final_output, City), way
 
 
+async def an_agent_calls_its_tool_where_it_must(site: Site) -> None:
+    for way in WAYS:
+        asked.clear()
+        made = agent(site, way, "maker", tools=[function_tool(weather)])
+        made.model_settings = ModelSettings(temperature=0, tool_choice="required", parallel_tool_calls=False)
+        found = await Runner.run(made, QUESTION)  # the first turn must call; the SDK lets the second one answer
+        assert len(asked) == 1, way
+        assert asked[0] in {"Rome", "Paris", "Lima"}, way
+        assert found.final_output, way
+
+
 if __name__ == "__main__":
     set_tracing_disabled(True)
     run_all(
@@ -86,4 +97,5 @@ if __name__ == "__main__":
         an_agent_calls_its_tool_as_a_stream,
         an_agent_hands_over,
         an_agent_answers_in_a_type,
+        an_agent_calls_its_tool_where_it_must,
     )

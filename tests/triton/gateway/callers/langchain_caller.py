@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LangChain's ChatOpenAI as its users have it: chats, streams, tools, structured output."""
 
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -11,10 +11,11 @@ from scenarios import Site, run_all
 
 QUESTION = "What is the capital of Italy?"
 SUNNY = "Sunny in Rome."
+Town = Literal["Rome", "Paris", "Lima"]
 CALL_OF_WEATHER = CALL.replace("Weather", "weather")
 
 
-def weather(town: str) -> str:
+def weather(town: Town) -> str:
     """Tell the weather of a town."""
     return f"Sunny in {town}."
 
@@ -84,6 +85,14 @@ def answers_are_structured(site: Site) -> None:
     assert isinstance(in_responses.invoke(QUESTION), City)
 
 
+def a_tool_is_called_where_one_must_be(site: Site) -> None:
+    model = chat(site, "maker").bind_tools([tool(weather)], tool_choice="any")
+    answer = model.invoke(QUESTION)
+    assert {call["name"] for call in answer.tool_calls} == {"weather"}
+    by_a_tool = chat(site, "maker").with_structured_output(City, method="function_calling")
+    assert isinstance(by_a_tool.invoke(QUESTION), City)
+
+
 if __name__ == "__main__":
     run_all(
         a_chat_is_answered,
@@ -93,4 +102,5 @@ if __name__ == "__main__":
         tools_are_called_and_answered,
         tools_are_called_and_answered_in_responses,
         answers_are_structured,
+        a_tool_is_called_where_one_must_be,
     )

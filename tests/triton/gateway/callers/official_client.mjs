@@ -197,7 +197,7 @@ const scenarios = {
     await assert.rejects(clientOf({ apiKey: "tri-nobody" }).models.list(), OpenAI.AuthenticationError);
     const names = [];
     for await (const model of client.models.list()) names.push(model.id);
-    assert.deepEqual(names.sort(), ["demo", "echo", "slow"]);
+    assert.deepEqual(names.sort(), ["demo", "echo", "maker", "slow"]);
   },
 
   async a_request_is_aborted_in_the_middle() {
@@ -257,6 +257,23 @@ const scenarios = {
     const conversation = [{ role: "user", content: CALL }, ...first.output, output];
     const second = await client.responses.create({ ...body, input: conversation });
     assert.equal(second.output_text, SUNNY);
+  },
+
+  async calls_are_made_where_there_must_be_some() {
+    const asked = [];
+    const parameters = z.object({ town: z.enum(["Rome", "Paris", "Lima"]), days: z.number().int().min(1).max(9) });
+    const tools = [zodFunction({ name: "forecast", parameters, function: (found) => asked.push(found) })];
+    const client = clientOf();
+    const body = { model: "maker", messages: CAPITAL, temperature: 0 };
+    const free = await client.chat.completions.create({ ...body, tools });
+    assert.equal(free.choices[0].message.tool_calls, undefined); // this model never calls by itself
+    const required = await client.chat.completions.parse({ ...body, tools, tool_choice: "required" });
+    assert.equal(required.choices[0].finish_reason, "tool_calls");
+    parameters.parse(required.choices[0].message.tool_calls[0].function.parsed_arguments);
+    const tool_choice = { type: "function", function: { name: "forecast" } };
+    await client.chat.completions.runTools({ ...body, tools, tool_choice, stream: true }).done();
+    assert.equal(asked.length, 1);
+    parameters.parse(asked[0]);
   },
 };
 

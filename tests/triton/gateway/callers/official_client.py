@@ -5,7 +5,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from openai import AsyncOpenAI, OpenAI
@@ -34,6 +34,13 @@ class Weather(BaseModel):
     """The weather of a town."""
 
     town: str
+
+
+class Forecast(BaseModel):
+    """The forecast of a town."""
+
+    town: Literal["Rome", "Paris", "Lima"]
+    days: int = Field(ge=1, le=9)
 
 
 def client_of(site: Site, **options: Any) -> OpenAI:
@@ -323,6 +330,39 @@ def tools_are_called_in_responses(site: Site) -> None:
         assert second.output_text == "Sunny in Rome."
 
 
+def calls_are_made_where_there_must_be_some(site: Site) -> None:
+    offered: Any = [openai.pydantic_function_tool(Forecast), openai.pydantic_function_tool(City)]
+    named: Any = {"type": "function", "function": {"name": "Forecast"}}
+    body: dict[str, Any] = {"model": "maker", "messages": CAPITAL, "tools": offered, "temperature": 0}
+    with client_of(site) as client:
+        free = client.chat.completions.create(**body).choices[0]
+        assert not free.message.tool_calls  # this model never calls by itself
+        one = client.chat.completions.parse(**body, tool_choice="required", parallel_tool_calls=False).choices[0]
+        assert one.finish_reason == "tool_calls"
+        assert one.message.content is None
+        [call] = one.message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, Forecast | City)
+        with client.chat.completions.stream(**body, tool_choice=named) as stream:
+            kinds = [event.type for event in stream]
+            [called] = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert "tool_calls.function.arguments.delta" in kinds
+        assert "content.delta" not in kinds
+        assert isinstance(called.function.parsed_arguments, Forecast)
+        flat: Any = [each["function"] | {"type": "function"} for each in offered]
+        response = client.responses.parse(
+            model="maker", input="Rome?", tools=flat, tool_choice={"type": "function", "name": "City"}, temperature=0
+        )
+        item: Any = response.output[0]
+        assert (item.type, City.model_validate_json(item.arguments).name != "") == ("function_call", True)
+        refused = failing(
+            openai.BadRequestError,
+            lambda: client.chat.completions.create(
+                model="echo", messages=CAPITAL, tools=offered, tool_choice="required"
+            ),
+        )
+        assert refused.param == "tool_choice"  # the engine without a model cannot guide
+
+
 if __name__ == "__main__":
     run_all(
         a_streamed_chat_is_the_whole_one,
@@ -342,4 +382,5 @@ if __name__ == "__main__":
         a_task_is_cancelled_in_the_middle,
         tools_are_called_and_answered,
         tools_are_called_in_responses,
+        calls_are_made_where_there_must_be_some,
     )

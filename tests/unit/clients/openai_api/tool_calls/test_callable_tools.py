@@ -14,19 +14,12 @@ TOOLS = [
 
 
 @pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        (None, ["now", "weather", "wait"]),
-        ("auto", ["now", "weather", "wait"]),
-        ("required", ["now", "weather", "wait"]),
-        ("none", []),
-        ({"type": "function", "function": {"name": "weather"}}, ["weather"]),
-        ({"type": "function", "function": {"name": "rm"}}, []),
-    ],
-    ids=["not given", "auto", "required", "none", "named", "named and not there"],
+    ("only", "names"),
+    [("", ["now", "weather", "wait"]), ("weather", ["weather"]), ("rm", [])],
+    ids=["any", "named", "named and not there"],
 )
-def test_a_choice_offers_some_of_the_tools(choice: str | dict[str, object] | None, names: list[str]) -> None:
-    assert list(callable_tools(TOOLS, choice)) == names
+def test_a_named_tool_is_the_only_one_that_may_be_called(only: str, names: list[str]) -> None:
+    assert list(callable_tools(TOOLS, only)) == names
 
 
 def test_each_tool_has_the_schema_of_its_parameters() -> None:

@@ -135,12 +135,14 @@ def test_a_guide_reaches_its_argument(
     assert {name: getattr(params.guided_decoding, name) for name in expected} == expected
 
 
-def test_a_structural_tag_is_for_pytorch_only() -> None:
+def test_a_structural_tag_is_for_xgrammar_on_pytorch_only() -> None:
     guided = {"guide_type": "structural_tag", "guide": "{}"}
     assert call_of(words_of("pytorch"), **guided)["sampling_params"].guided_decoding.structural_tag == "{}"
     with pytest.raises(RequestError, match=r"guide_type \(structural_tag\) cannot be honoured .*'tensorrt'") as refusal:
         call_of(words_of("tensorrt"), **guided)
     assert refusal.value.facts["field"] == "guide_type"
+    with pytest.raises(RequestError, match=r"guide_type \(structural_tag\) cannot be honoured"):
+        call_of(words_of("pytorch", guided_decoding_backend="llguidance"), **guided)
 
 
 def test_lookahead_of_a_request_reaches_its_argument() -> None:
