@@ -8,10 +8,13 @@ without an end, recursion) stays a schema of the library's, white space and all.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-_MAX_FORMATS = 512  # of one schema; properties that may be left out double what follows them
+# Of one schema, each a grammar to compile (32: some 50 ms, on the engine's thread). Where all properties may be left
+# out, each way to begin is written out.
+_MAX_FORMATS = 32
+_MAX_IN_ALL = 128  # of all schemas of a structural tag, such as those of many tools; the later ones stay as they are
 _MAX_DEPTH = 16
 # What changes an object or a choice in a way that is not written out here; titles and descriptions say nothing.
 _OBJECT = {"type", "properties", "required", "additionalProperties"}
@@ -19,6 +22,7 @@ _LIST = {"type", "items", "minItems", "maxItems"}
 _SAYS_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema", "$id"}
 
 Format = dict[str, Any]
+_NOTHING: Format = {"type": "grammar", "grammar": 'root ::= ""'}  # a tag has no other word for it
 
 
 class _TooLarge(Exception):
@@ -31,37 +35,51 @@ def without_white_space(guide_type: str, guide: str) -> tuple[str, str]:
     A guide of another type, or one that is wrong, is returned as it is: the library says what is wrong with it.
     """
     try:
-        document = json.loads(guide) if guide_type in {"json_schema", "structural_tag"} else None
-    except (ValueError, RecursionError):
+        return _without_white_space(guide_type, guide)
+    except (ValueError, RecursionError):  # not JSON, or nested so deep that nobody means it
         return guide_type, guide
-    if guide_type == "json_schema" and isinstance(document, dict):
-        found = json_format(document)
-        if found["type"] == "json_schema":
-            return guide_type, guide
-        return "structural_tag", json.dumps({"type": "structural_tag", "format": found}, ensure_ascii=False)
-    if guide_type == "structural_tag" and isinstance(document, dict):
-        return guide_type, json.dumps(_rewritten(document), ensure_ascii=False)
-    return guide_type, guide
 
 
-def json_format(schema: Mapping[str, Any]) -> Format:
-    """Return the format of a schema: written out where that is possible, else the schema itself."""
+def _without_white_space(guide_type: str, guide: str) -> tuple[str, str]:
+    document = json.loads(guide) if guide_type in {"json_schema", "structural_tag"} else None
+    if not isinstance(document, dict):
+        return guide_type, guide
+    if guide_type == "structural_tag":
+        return guide_type, json.dumps(_rewritten(document, [_MAX_IN_ALL]), ensure_ascii=False)
+    found = json_format(document)
+    if found["type"] == "json_schema":
+        return guide_type, guide
+    return "structural_tag", json.dumps({"type": "structural_tag", "format": found}, ensure_ascii=False)
+
+
+def json_format(schema: Mapping[str, Any], left: list[int] | None = None) -> Format:
+    """Return the format of a schema: written out where that is possible, else the schema itself.
+
+    Args:
+        left: how many formats there may still be, of several schemas; it is counted down.
+    """
+    writer = _Writer(schema)
     try:
-        return _Writer(schema).format(schema)
+        found = writer.format(schema)
     except _TooLarge:
         return _leaf(schema)
+    if left is not None:
+        if writer.num_formats > left[0]:
+            return _leaf(schema)
+        left[0] -= writer.num_formats
+    return found
 
 
-def _rewritten(value: Any) -> Any:
+def _rewritten(value: Any, left: list[int]) -> Any:
     """Return a part of a structural tag with its schemas written out."""
     if isinstance(value, list):
-        return [_rewritten(each) for each in value]
+        return [_rewritten(each, left) for each in value]
     if not isinstance(value, dict):
         return value
     schema = value.get("json_schema")
     if value.get("type") == "json_schema" and isinstance(schema, dict):
-        return json_format(schema)
-    return {key: _rewritten(each) for key, each in value.items()}
+        return json_format(schema, left)
+    return {key: _rewritten(each, left) for key, each in value.items()}
 
 
 class _Writer:
@@ -70,7 +88,7 @@ class _Writer:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         self._root = root
-        self._num_formats = 0
+        self.num_formats = 0
 
     def format(self, schema: Any, depth: int = 0) -> Format:
         """Return the format of a schema within the root."""
@@ -95,21 +113,26 @@ class _Writer:
         required = set(schema.get("required", ()))
         if not isinstance(properties, dict) or not required <= properties.keys():
             return self._leaf(schema)
+        names = list(properties)
 
-        def rest(names: list[str], separator: str) -> Iterator[Format]:
-            """Yield what follows in an object, of the properties that are left."""
-            self._count()
-            if not names:
-                yield _text("}" if separator != "{" else "{}")
-                return
-            name, others = names[0], names[1:]
-            key = f"{separator}{json.dumps(name, ensure_ascii=False)}: "
-            with_it = [_text(key), self.format(properties[name], depth + 1), *rest(others, ", ")]
-            yield from (
-                with_it if name in required else [_one_of([_in_row(with_it), _in_row([*rest(others, separator)])])]
-            )
+        def member(name: str, *, before: str = "") -> list[Format]:
+            key = json.dumps(name, ensure_ascii=False)
+            return [_text(f"{before}{key}: "), self.format(properties[name], depth + 1)]
 
-        return _in_row([*rest(list(properties), "{")])
+        def tail(names: list[str]) -> list[Format]:
+            """Return what follows a property."""
+            found = []
+            for name in names:
+                written = member(name, before=", ")
+                found += written if name in required else [_one_of([_NOTHING, _in_row(written)])]
+            return [*found, _text("}")]
+
+        if required:  # what may be left out before it has its comma behind it
+            first = next(index for index, name in enumerate(names) if name in required)
+            head = [_one_of([_NOTHING, _in_row([*member(name), _text(", ")])]) for name in names[:first]]
+            return _in_row([_text("{"), *head, *member(names[first]), *tail(names[first + 1 :])])
+        ways = [_in_row([*member(name, before="{"), *tail(names[index + 1 :])]) for index, name in enumerate(names)]
+        return _one_of([_text("{}"), *ways])
 
     def _list(self, schema: Mapping[str, Any], depth: int) -> Format:
         least, most = schema.get("minItems", 0), schema["maxItems"]
@@ -141,8 +164,8 @@ class _Writer:
         return _leaf(schema)
 
     def _count(self) -> None:
-        self._num_formats += 1
-        if self._num_formats > _MAX_FORMATS:
+        self.num_formats += 1
+        if self.num_formats > _MAX_FORMATS:
             raise _TooLarge
 
 

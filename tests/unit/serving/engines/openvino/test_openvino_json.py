@@ -23,6 +23,9 @@ def texts(found: dict[str, Any]) -> Iterator[str]:
         case "or":
             for each in found["elements"]:
                 yield from texts(each)
+        case "grammar":
+            assert found["grammar"] == 'root ::= ""'
+            yield ""
         case "json_schema":
             yield f"({found['json_schema'].get('type', 'any')})"
 
@@ -77,7 +80,17 @@ def object_of(required: list[str] | None = None, **properties: Any) -> dict[str,
         pytest.param({**object_of(a=STRING), "additionalProperties": True}, {"(object)"}, id="further properties"),
         pytest.param({**object_of(a=STRING), "maxProperties": 0}, {"(object)"}, id="another word"),
         pytest.param(object_of(["b"], a=STRING), {"(object)"}, id="required and not described"),
-        pytest.param(object_of([], **{f"p{i}": STRING for i in range(12)}), {"(object)"}, id="too many ways"),
+        pytest.param(
+            object_of(["b"], a=STRING, b=NUMBER, c=STRING, d=STRING),
+            {
+                f'{{{a}"b": (integer){c}{d}}}'
+                for a in ("", '"a": (string), ')
+                for c in ("", ', "c": (string)')
+                for d in ("", ', "d": (string)')
+            },
+            id="around one that must be there",
+        ),
+        pytest.param(object_of([], **{f"p{i}": STRING for i in range(30)}), {"(object)"}, id="too many ways"),
     ],
 )
 def test_an_object_is_written_out(schema: dict[str, Any], allowed: set[str]) -> None:
@@ -112,6 +125,20 @@ def test_a_structural_tag_has_its_schemas_written_out_and_the_rest_as_it_is() ->
     [found] = json.loads(text)["format"]["tags"]
     assert {**found, "content": None} == {**tag, "content": None}
     assert [*texts(found["content"])] == ['{"a": (string)}']
+
+
+def test_of_many_schemas_the_later_ones_stay_as_they_are() -> None:
+    parts = [{"type": "json_schema", "json_schema": object_of(["a"], a=STRING)} for _ in range(100)]
+    guide = {"type": "structural_tag", "format": {"type": "or", "elements": parts}}
+    found = json.loads(without_white_space("structural_tag", json.dumps(guide))[1])["format"]["elements"]
+    assert [each["type"] for each in found] == ["sequence"] * 64 + ["json_schema"] * 36
+
+
+@pytest.mark.parametrize("depth", [400, 900, 30_000])
+@pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
+def test_what_is_nested_too_deep_is_left_to_the_library(kind: str, depth: int) -> None:
+    guide = '{"a": ' * depth + "1" + "}" * depth
+    assert without_white_space(kind, guide) == (kind, guide)
 
 
 @pytest.mark.parametrize("guide", ['{"type', "3", "[]", "true", '{"type": "integer"}'])
