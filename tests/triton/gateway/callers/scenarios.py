@@ -13,7 +13,7 @@ Scenario = Callable[["Site"], Awaitable[None] | None]
 
 
 class Site(NamedTuple):
-    """What a program is told on its command line."""
+    """The addresses and keys that a program is told on its command line."""
 
     url: str
     key: str
