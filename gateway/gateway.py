@@ -13,6 +13,7 @@ from clients.tls_context import check_access
 from ensemble_configs.spec.gateway_spec import GatewaySpec
 from gateway.access.caller import Callers
 from gateway.access.key_book import GRACE_S, KeyBook
+from gateway.access.open_oidc import check_oidc, open_oidc
 from gateway.access.token_file import TokenFile
 from gateway.allowances import Allowances
 from gateway.answering import Answering
@@ -115,6 +116,14 @@ class Gateway:
                 "--keys, or leave answer_cache out",
                 field="answer_cache",
             )
+        if rules.oidc is not None:
+            if access.token_file is not None:
+                raise SpecError(
+                    "--token-file is a file of keys that are all alike, and gateway.oidc tells callers apart; take "
+                    "--keys beside it, or leave either out",
+                    field="token_file",
+                )
+            check_oidc(rules.oidc)
         self._tls = access.tls()
 
     @property
@@ -166,10 +175,17 @@ class Gateway:
             await sockets.close()
             await server.finish(self._limits.exit_timeout_s)
 
-    def _callers(self) -> contextlib.AbstractAsyncContextManager[Callers]:
-        if self._keys is None:
-            return contextlib.nullcontext(TokenFile(self._access))
-        return KeyBook(self._keys, grace_s=self._limits.keys_grace_s)
+    @contextlib.asynccontextmanager
+    async def _callers(self) -> AsyncIterator[Callers]:
+        async with contextlib.AsyncExitStack() as stack:
+            book: Callers | None = None
+            if self._keys is not None:
+                book = await stack.enter_async_context(KeyBook(self._keys, grace_s=self._limits.keys_grace_s))
+            if self._rules.oidc is None:
+                yield book or TokenFile(self._access)
+                return
+            models = [model.name for model in self.models]
+            yield await stack.enter_async_context(open_oidc(self._rules.oidc, others=book, models=models))
 
     @contextlib.asynccontextmanager
     async def _pool(self, metrics: GatewayMetrics) -> AsyncIterator[ServerPool]:

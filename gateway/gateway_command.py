@@ -157,8 +157,8 @@ def serve(
     _refuse_two_kinds_of_keys(keys, token_file)
     if has_session_key and keys is None:
         raise SpecError("--session-key is one of --keys; name these", field="session_key")
-    _refuse_open_door(host, ours, keys)
     spec = load_deployment(deployment)
+    _refuse_open_door(host, ours, has_callers=keys is not None or spec.gateway.oidc is not None)
     set_up_log(log_format or spec.logs.format, deployment=spec.name)
     models = models_of(spec)
     if cache is not None and spec.gateway.answer_cache is None:
@@ -237,15 +237,18 @@ def _refuse_two_kinds_of_keys(keys: str | None, token_file: Path | None) -> None
         )
 
 
-def _refuse_open_door(host: str, access: HttpAccess, keys: str | None) -> None:
+def _refuse_open_door(host: str, access: HttpAccess, *, has_callers: bool) -> None:
     """Refuse to let other machines in without keys and TLS."""
     if is_loopback(host):
         return
-    for name, given in (("keys", keys or access.token_file), ("cert_file", access.cert_file)):
-        if given is None:
+    for name, is_given in (
+        ("keys", has_callers or access.token_file is not None),
+        ("cert_file", access.cert_file is not None),
+    ):
+        if not is_given:
             raise SpecError(
-                f"--host {host} lets other machines in: give --keys or --token-file, and --cert-file and --key-file, "
-                "or listen on 127.0.0.1",
+                f"--host {host} lets other machines in: give --keys or --token-file, or a deployment with "
+                "gateway.oidc; and --cert-file and --key-file, or listen on 127.0.0.1",
                 field=name,
             )
 

@@ -24,6 +24,7 @@ from trireme.base.http_connections import PatientServer
 _BACKLOG = 1024
 _LARGE_AT_ONCE = 8  # bodies of the largest size that may be on their way
 _HANDSHAKE_S = 10.0
+_FIELD_BYTES = 24 << 10  # of a header: tokens are long
 
 _log = logging.getLogger("trireme.gateway")
 
@@ -67,7 +68,7 @@ class HttpServer:
         self._routes = [(re.compile(route.path), route) for route in routes]
         self._callers, self._metrics, self._max_body_bytes = callers, metrics, max_body_bytes
         self._budget = ByteBudget(_LARGE_AT_ONCE * max_body_bytes)
-        self._server = PatientServer(self._answer, max_connections)
+        self._server = PatientServer(self._answer, max_connections, max_field_bytes=_FIELD_BYTES)
         self._num_running = 0
 
     async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None, stop: asyncio.Event) -> None:

@@ -20,5 +20,5 @@ def error_answer(error: ApiError) -> web.Response:
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
+        headers.setdefault("WWW-Authenticate", "Bearer")
     return json_answer(error.body(), status=error.status, headers=headers)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ensemble_configs.spec.base import Boolean, Name, Number, Positive, PositiveSize, Spec
+from ensemble_configs.spec.callers.oidc_spec import OidcSpec
 from ensemble_configs.spec.price_spec import Dollars, PriceSpec
 
 FirstTokenS = Annotated[Number, Field(gt=0, le=3600)]
@@ -133,6 +134,9 @@ class GatewaySpec(Spec):
     )
     managed_apis: tuple[ManagedApiSpec, ...] = Field(default=(), description="APIs elsewhere, for fallbacks")
     fallbacks: tuple[FallbackSpec, ...] = Field(default=(), description="what answers where a model cannot")
+    oidc: OidcSpec | None = Field(
+        default=None, description="provider whose tokens callers may bring in place of a key; none: keys alone"
+    )
 
     def find_clashes(self, models: Collection[str]) -> list[str]:
         """Return what is wrong with these rules in a deployment with some models."""
@@ -160,6 +164,7 @@ class GatewaySpec(Spec):
             ]
             if tier.small == tier.large:
                 found.append(f"gateway.tiers of {tier.name!r} has one model, {tier.small!r}; it stands for two")
+        found += [] if self.oidc is None else self.oidc.find_clashes()
         return found + self._clashes_of_fallbacks(models)
 
     def _clashes_of_fallbacks(self, models: Collection[str]) -> list[str]:

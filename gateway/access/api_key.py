@@ -68,8 +68,14 @@ def holds_a_key(text: str) -> bool:
     return _BEGINNING.search(text) is not None
 
 
-def bearer_key(authorization: str) -> ApiKey | None:
-    """Return the key of a header `Authorization`; None: it holds none."""
+def bearer_of(authorization: str) -> str | None:
+    """Return what a header `Authorization` brings, a key or a token; None: nothing."""
     if authorization[: len(_BEARER)].lower() != _BEARER:
         return None
-    return read_key(authorization[len(_BEARER) :].strip())
+    return authorization[len(_BEARER) :].strip()
+
+
+def bearer_key(authorization: str) -> ApiKey | None:
+    """Return the key of a header `Authorization`; None: it holds none."""
+    brought = bearer_of(authorization)
+    return None if brought is None else read_key(brought)

@@ -16,10 +16,10 @@ class Role(StrEnum):
 
 
 class Caller(NamedTuple):
-    """A caller as the routes know it; budgets of the key will be here too.
+    """A caller as the routes know it.
 
     Attributes:
-        key_id: public part of the key; "": the gateway asks for none of its own keys.
+        key_id: public part of the key, or the account of whoever brings a token; "": the gateway asks for neither.
         tenant: on whose behalf the key calls; "": nobody's in particular.
         models: that the key may use; None: all.
         limits: of the key.
@@ -64,7 +64,7 @@ ANYBODY = Caller("", "", Role.ADMIN, None)  # where there are no keys, or all ke
 
 
 class Callers(Protocol):
-    """A check of what callers bring: `KeyBook`, or `TokenFile`."""
+    """A check of what callers bring: `KeyBook`, `TokenFile`, or tokens of a provider (`oidc`)."""
 
     async def find(self, authorization: str) -> Caller:
         """Return the caller of a request by its header `Authorization`; "": it has none.

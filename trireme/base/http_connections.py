@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 _HEAD_S = 10.0  # from the first byte of a request, or the connection, to the end of the request's head
 _IDLE_S = 75.0  # between two requests of a connection
+_FIELD_BYTES = 8190  # of a header, as aiohttp has it
 
 _log = logging.getLogger("trireme.http.connections")
 
@@ -28,13 +29,18 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class PatientServer:
-    """The connections of one listening socket, with their limits."""
+    """The connections of one listening socket, with their limits. Args: `max_field_bytes`: of a header."""
 
-    def __init__(self, answer: Answer, max_connections: int) -> None:
+    def __init__(self, answer: Answer, max_connections: int, *, max_field_bytes: int = _FIELD_BYTES) -> None:
         self._answer = answer
         self._max_connections = max_connections
         self._server = web.Server(
-            self._answer_one, handler_cancellation=True, keepalive_timeout=_IDLE_S, access_log=None, logger=_log
+            self._answer_one,
+            handler_cancellation=True,
+            keepalive_timeout=_IDLE_S,
+            access_log=None,
+            logger=_log,
+            max_field_size=max_field_bytes,
         )
         self._connections: dict[asyncio.BaseTransport, _Connection] = {}
 

@@ -24,20 +24,27 @@ class GatewayProcess:
         folder: of the gateway's log.
         options: of `trireme gateway serve`.
         url: of a server in place of that one, which may be away; the gateway need be alive alone then.
+        deployment: file of the gateway; None: that of the server.
     """
 
     def __init__(
-        self, server: RunningServer, folder: Path, *, options: tuple[str, ...] = (), url: str | None = None
+        self,
+        server: RunningServer,
+        folder: Path,
+        *,
+        options: tuple[str, ...] = (),
+        url: str | None = None,
+        deployment: Path | None = None,
     ) -> None:
         self._server, self._options = server, options
         self._behind, self._probe = url or server.url, "live" if url else "ready"
+        self._deployment = deployment or server.folder / "deployment.yaml"
         [self.port] = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self._log_path = folder / "gateway.log"
 
     def __enter__(self) -> Self:
-        deployment = str(self._server.folder / "deployment.yaml")
-        command = [sys.executable, "-m", "trireme", "gateway", "serve", "--deployment", deployment]
+        command = [sys.executable, "-m", "trireme", "gateway", "serve", "--deployment", str(self._deployment)]
         self._log = self._log_path.open("ab")
         self.process = subprocess.Popen(
             [*command, "--url", self._behind, "--port", str(self.port), *self._options], stderr=self._log
