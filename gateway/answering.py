@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from clients.anthropic_api.messages_body import message_request_of
 from clients.infer_messages import GenerateRequest
 from clients.openai_api.api_error import ApiError, api_error, is_of_the_operator
 from clients.openai_api.asked import Asked, Endpoint
@@ -109,6 +110,8 @@ def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[M
     """
     if endpoint is Endpoint.RESPONSES:
         asked = response_request_of(body, base=_BASE, chat_tokens=AS_MANY_AS_FIT)
+    elif endpoint is Endpoint.MESSAGES:
+        asked = message_request_of(body, base=_BASE)
     else:
         asked = requests_of(endpoint, body, base=_BASE, chat_tokens=AS_MANY_AS_FIT)
     if not earlier:

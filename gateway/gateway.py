@@ -232,7 +232,8 @@ class Gateway:
 
 def _routes(openai: OpenAiRoutes, sockets: ResponseSockets, models: ModelRoutes, health: HealthRoutes) -> list[Route]:
     return [
-        Route("POST", r"/v1/(?:chat/completions|completions|responses)", openai.generate),
+        Route("POST", r"/v1/(?:chat/completions|completions|responses|messages)", openai.generate),
+        Route("POST", r"/v1/messages/count_tokens", openai.count_tokens),
         Route("GET", r"/v1/responses", sockets.converse),
         Route("POST", r"/v1/embeddings", openai.embed),
         Route("GET", r"/v1/models", models.list_models),

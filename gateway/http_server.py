@@ -14,8 +14,8 @@ from aiohttp import web
 
 from clients.openai_api.api_error import ApiError, api_error, is_of_the_operator
 from gateway.access.caller import NOBODY, Caller, Callers
+from gateway.callers_api import authorization_of, error_answer_for
 from gateway.gateway_metrics import GatewayMetrics
-from gateway.json_answers import error_answer
 from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import ServingError
 from trireme.base.http_body import body_of
@@ -94,26 +94,26 @@ class HttpServer:
         try:
             return await self._routed(request)
         except ApiError as exc:
-            return self._refused(exc)
+            return self._refused(request, exc)
         except ServingError as exc:
             if is_of_the_operator(exc):
                 _log.error("%s", exc.message)
-            return self._refused(api_error(exc))
+            return self._refused(request, api_error(exc))
         except web.HTTPRequestEntityTooLarge:
             too_large = f"the body is longer than {self._max_body_bytes} bytes (--max-body-bytes); send less"
-            answer = self._refused(ApiError(too_large, code="body_too_large", status=413))
+            answer = self._refused(request, ApiError(too_large, code="body_too_large", status=413))
             answer.force_close()
             return answer
         except Exception:
             _log.exception("a request to %s failed", request.path[:64])
-            return self._refused(ApiError("the gateway failed; the reason is in its log", code="server_error",
-                                          status=500))  # fmt: skip
+            failed = "the gateway failed; the reason is in its log"
+            return self._refused(request, ApiError(failed, code="server_error", status=500))
         finally:
             self._num_running -= 1
 
     async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
         route = self._route(request)
-        caller = NOBODY if route.is_open else await self._callers.find(request.headers.get("Authorization", ""))
+        caller = NOBODY if route.is_open else await self._callers.find(authorization_of(request))
         if route.is_for_admins:
             caller.check_is_admin()
         async with body_of(request, max_bytes=self._max_body_bytes, budget=self._budget) as body:
@@ -136,9 +136,9 @@ class HttpServer:
             )
         raise ApiError(f"there is no {request.path[:64]!r} here", code="not_found", status=404)
 
-    def _refused(self, error: ApiError) -> web.Response:
+    def _refused(self, request: web.BaseRequest, error: ApiError) -> web.Response:
         self._metrics.note_error(error.code)
-        return error_answer(error)
+        return error_answer_for(request, error)
 
     async def _tick(self) -> None:
         while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paths of OpenAI's API that answer with text, whole or as events: chats, text completions, responses."""
+"""The paths that answer with text, whole or as events: OpenAI's chats, completions, responses; Anthropic's messages."""
 
 import asyncio
 import contextlib
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from clients.anthropic_api.message_events import MessageEvents
 from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.answers import WholeAnswer
 from clients.openai_api.api_error import ApiError, body_of_json
@@ -49,7 +50,7 @@ class AnswerEvents(Protocol):
 
 
 class OpenAiRoutes:
-    """The handlers of OpenAI's paths. Args: `answering` asks the models."""
+    """The handlers of these paths. Args: `answering` asks the models."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
@@ -79,6 +80,18 @@ class OpenAiRoutes:
             f"model {model.name!r} writes text, and makes no embeddings; ask a server of an embedding model",
             code="unsupported_model",
             param="model",
+        )
+
+    async def count_tokens(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
+        """Refuse to count the tokens of a message that is not asked.
+
+        Raises:
+            ApiError: always.
+        """
+        raise ApiError(
+            "tokens are not counted here before a message is asked; usage of its answer tells them",
+            code="not_found",
+            status=404,
         )
 
     async def _stream(self, request: web.BaseRequest, answer: Answer, running: RunningAnswer) -> web.StreamResponse:
@@ -117,10 +130,16 @@ class OpenAiRoutes:
 
 
 async def _whole(answer: Answer) -> dict[str, object]:
-    now_s, is_response = time.time(), answer.asked.endpoint is Endpoint.RESPONSES
+    now_s, endpoint = time.time(), answer.asked.endpoint
     async with contextlib.aclosing(answer.pieces()) as pieces:
         received = [piece async for piece in pieces]
-    if is_response:
+    if endpoint is Endpoint.MESSAGES:
+        message = _message(answer)
+        for piece in received:
+            message.piece(piece)
+        message.end(answer.usage)
+        return message.message
+    if endpoint is Endpoint.RESPONSES:
         response = ResponseEvents(answer.asked, answer_id=answer.id, now_s=now_s, model=answer.answered_by)
         for piece in received:
             response.piece(piece)
@@ -133,8 +152,14 @@ async def _whole(answer: Answer) -> dict[str, object]:
 
 
 def _events(answer: Answer) -> AnswerEvents:
+    if answer.asked.endpoint is Endpoint.MESSAGES:
+        return _message(answer)
     make = ResponseStream if answer.asked.endpoint is Endpoint.RESPONSES else StreamEvents
     return make(answer.asked, answer_id=answer.id, now_s=time.time(), model=answer.answered_by)
+
+
+def _message(answer: Answer) -> MessageEvents:
+    return MessageEvents(answer.asked, answer_id=answer.id, model=answer.answered_by, usage=answer.usage)
 
 
 async def _write(sent: web.StreamResponse, data: bytes) -> None:

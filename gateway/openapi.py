@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from clients.anthropic_api.messages_body import MessagesBody
 from clients.openai_api.request_bodies import ChatBody, CompletionBody
 from clients.openai_api.responses_body import ResponseBody
 
@@ -13,6 +14,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as server-sent events"),
     "/v1/completions": (CompletionBody, "Go on with a text or several, whole or as server-sent events"),
     "/v1/responses": (ResponseBody, "Answer a conversation that nobody keeps, whole or as server-sent events"),
+    "/v1/messages": (MessagesBody, "Answer a conversation in Anthropic's form, whole or as server-sent events"),
 }
 _READ = {
     "/v1/models": "List the models that the caller may use",
@@ -23,6 +25,18 @@ _READ = {
     "/openapi.json": "Return this description",
 }
 _OPEN = frozenset({"/health/live", "/health/ready", "/openapi.json"})
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -46,9 +60,9 @@ def description() -> dict[str, Any]:
     """Return the description, OpenAPI 3.1."""
     kinds = [kind for kind, _ in _BODIES.values()]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    components["Error"] = _ERROR
+    components |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     paths: dict[str, Any] = {
-        path: {"post": _posted(schema, summary)}
+        path: {"post": _posted(path, schema, summary)}
         for (path, (_, summary)), schema in zip(_BODIES.items(), schemas, strict=True)
     }
     for path, summary in _READ.items():
@@ -63,13 +77,18 @@ def description() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "anthropic_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
         "security": [{"key": []}],
     }
 
 
-def _posted(schema: dict[str, Any], summary: str) -> dict[str, Any]:
+def _posted(path: str, schema: dict[str, Any], summary: str) -> dict[str, Any]:
+    statuses = (400, 401, 403, 404, 413, 429, 500, 502, 503, 504)
+    is_anthropic = path == "/v1/messages"
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
@@ -78,7 +97,7 @@ def _posted(schema: dict[str, Any], summary: str) -> dict[str, Any]:
                 "description": "the answer",
                 "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
             },
-            **_errors(400, 401, 403, 404, 413, 429, 500, 502, 503, 504),
+            **(_errors(*statuses, 529, schema="AnthropicError") if is_anthropic else _errors(*statuses)),
         },
     }
 
@@ -104,6 +123,6 @@ def _read(path: str, summary: str) -> dict[str, Any]:
     return found
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {str(status): {"description": "an error, as OpenAI has them", "content": content} for status in statuses}
+def _errors(*statuses: int, schema: str = "Error") -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {str(status): {"description": "an error, as its API has them", "content": content} for status in statuses}

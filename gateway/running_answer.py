@@ -20,8 +20,13 @@ _ANSWERED_BY = "x-trireme-answered-by"
 REQUEST_ID = "x-request-id"  # OpenAI's: its clients show it, and the ledger knows the request by it
 _KEPT = "exact-cache"  # no model or API has such a name
 
-# OpenTelemetry has no name for responses: they are chats.
-_OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion", Endpoint.RESPONSES: "chat"}
+# OpenTelemetry has no name for responses and messages: they are chats.
+_OPERATIONS = {
+    Endpoint.CHAT: "chat",
+    Endpoint.COMPLETIONS: "text_completion",
+    Endpoint.RESPONSES: "chat",
+    Endpoint.MESSAGES: "chat",
+}
 
 
 class Observers:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chunks of an answer as pieces of what OpenAI's answers are made of: content, reasoning, calls of tools."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from clients.infer_messages import GenerateChunk
-from clients.openai_api.asked import Asked
+from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.log_probs import TokenLogProb
 from clients.openai_api.tool_calls.answer_reader import AnswerReader
 from clients.openai_api.tool_calls.deltas import Content, Delta
 from trireme.base.errors import ServerError
 
-_REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
+_REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart; Anthropic does
 
 
 class Usage(NamedTuple):
@@ -47,7 +47,8 @@ class Piece(NamedTuple):
 
     Attributes:
         choice: index of the choice among all of the answer.
-        finish_reason: OpenAI's word for why the choice ends with this piece; None: it goes on.
+        finish_reason: OpenAI's word for why the choice ends with this piece, or `stop_string` where the endpoint tells
+            that apart; None: it goes on.
         log_probs: of the tokens that have come, where they were asked for.
     """
 
@@ -75,6 +76,7 @@ class AnswerDeltas:
         bytes_of: Callable[[int], bytes] = lambda _: b"",
     ) -> None:
         self._n, self._bytes_of, self._tells_log_probs = asked.n, bytes_of, asked.log_probs
+        self._reasons: Mapping[str, str] = {} if asked.endpoint is Endpoint.MESSAGES else _REASONS
         self._prefixes = {
             index: asked.prefixes[index // asked.n] for index in range(asked.num_choices) if asked.prefixes
         }
@@ -123,8 +125,8 @@ class AnswerDeltas:
         if not chunk.finish_reason:
             return Piece(index, deltas, None, told)
         deltas = [*deltas, *reader.end()]
-        reason = reader.finish_reason(_REASONS.get(chunk.finish_reason, chunk.finish_reason))
-        self._finish_reasons[reason] = None
+        reason = reader.finish_reason(self._reasons.get(chunk.finish_reason, chunk.finish_reason))
+        self._finish_reasons[_REASONS.get(reason, reason)] = None
         return Piece(index, deltas, reason, told)
 
     def _log_probs(self, chunk: GenerateChunk) -> tuple[TokenLogProb, ...]:

@@ -16,6 +16,7 @@ class Endpoint(enum.StrEnum):
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
     RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"  # Anthropic's
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

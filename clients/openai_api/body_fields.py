@@ -65,7 +65,8 @@ def read_fields(body: Mapping[str, Any], kind: type[S], refused: Refused) -> S:
         ApiError: it names the parameter, its value and what is allowed.
     """
     given = {name: value for name, value in body.items() if value is not None}
-    _refuse(given, kind, {**_NOTHING, **refused})
+    nothing = {name: why for name, why in _NOTHING.items() if name not in kind.__struct_fields__}
+    _refuse(given, kind, {**nothing, **refused})
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as exc:

@@ -47,12 +47,15 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": ["a", "b"], "stream": True, "temperature": None}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 1, "stop": "x"}),
     ("/v1/responses", {"input": [{"type": "message", "role": "user", "content": "Hi"}]}),
+    ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}),
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": 7}),
     ("/v1/chat/completions", {"messages": []}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "temperature": 3}),
     ("/v1/responses", {}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "system", "content": "Hi"}]}),
 ]
 
 

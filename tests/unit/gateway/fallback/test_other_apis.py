@@ -37,6 +37,10 @@ class Asking:
     def ask(self, **fields: Any) -> Answer:
         return self._gateway.chat_with(self._key, **fields)
 
+    def ask_anthropic(self, **fields: Any) -> Answer:
+        body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return self._gateway.call("POST", "/v1/messages", body, **{"x-api-key": self._key})
+
 
 @contextlib.contextmanager
 def before(folder: Path, api: OtherApi, *script: Any, timeout_s: float = 60.0, **step: Any) -> Iterator[Asking]:
@@ -106,3 +110,18 @@ def test_the_time_of_a_request_is_that_of_all_its_steps(tmp_path: Path) -> None:
         assert asking.ask().status == 503
         assert 1.5 < time.monotonic() - begun_s < 2.4
         assert len(api.bodies) == 1
+
+
+def test_a_message_of_anthropic_s_form_is_answered_by_an_api_of_openai_s(tmp_path: Path) -> None:
+    with OtherApi(said(content="Hello"), said("length"), DONE) as api, before(tmp_path, api) as asking:
+        answer = asking.ask_anthropic(system="Be kind.", stop_sequences=["END"])
+        streamed = asking.ask_anthropic(stream=True)
+    assert answer.status == 200
+    assert answer.json["content"] == [{"type": "text", "text": "Hello"}]
+    assert (answer.json["model"], answer.json["stop_reason"]) == ("elsewhere", "max_tokens")
+    assert answer.headers["x-trireme-answered-by"] == "elsewhere"
+    body = api.bodies[0]
+    assert body["messages"] == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    assert (body["stop"], body["max_tokens"]) == (["END"], 9)
+    assert b'"stop_reason":"max_tokens"' in streamed.data
+    assert streamed.data.endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
