@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front door: OpenAI's API over HTTP, in front of the text models of a deployment on Triton."""
+"""The front door: OpenAI's API and Anthropic's messages over HTTP, before the text models of a deployment on Triton."""
