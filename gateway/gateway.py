@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +39,7 @@ from gateway.response_socket import ResponseSockets
 from gateway.running_answer import Observers
 from gateway.served_models import ServedModels
 from gateway.servers.server import Server
+from gateway.servers.server_names import NamedServers, is_server_name, read_server_name
 from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess
@@ -76,7 +78,8 @@ class Gateway:
     """A gateway in front of one server.
 
     Args:
-        urls: of the gRPC endpoints of one Triton or several that serve alike, as `AsyncTritonClient` takes them.
+        urls: of the gRPC endpoints of one Triton or several that serve alike, as `AsyncTritonClient` or
+            `read_server_name` takes them.
         server_access: certificates and key for them.
         access: the certificate that callers see, and the file of keys that they bring.
         keys: store of the keys that they bring, in place of a file; whoever opened it closes it.
@@ -86,6 +89,7 @@ class Gateway:
         rules: the deployment's for gateways.
 
     Raises:
+        RequestError: a URL is no address of a server.
         SpecError: a file of either access cannot be used, or answers are to be kept of callers who are all alike.
     """
 
@@ -106,6 +110,7 @@ class Gateway:
         check_access(server_access)
         access.keys()
         self.models = models
+        self._names = [read_server_name(url) for url in urls if is_server_name(url)]
         self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
         self._keys, self._ledger, self._rules = keys, ledger, rules
         self._limits_redis, self._cache_redis = limits_redis, cache_redis
@@ -147,7 +152,7 @@ class Gateway:
             self._pool(metrics) as pool,
             contextlib.AsyncExitStack() as stack,
         ):
-            if len(pool.servers) > 1:
+            if not pool.is_single:
                 metrics.watch_servers(pool.servers)
             generation = Generation(pool)
             health = HealthRoutes(self.models, generation, metrics)
@@ -190,18 +195,25 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def _pool(self, metrics: GatewayMetrics) -> AsyncIterator[ServerPool]:
         async with contextlib.AsyncExitStack() as stack:
-            servers = []
-            for url in self._urls:
-                client = await stack.enter_async_context(AsyncTritonClient(url, access=self._server_access))
-                servers.append(Server(url, client, {model.triton_model for model in self.models}))
+            servers = [self._server(url) for url in self._urls if not is_server_name(url)]
+            for server in servers:
+                stack.push_async_callback(server.client.close)
             pool = ServerPool(
                 servers,
+                is_changing=bool(self._names),
                 has_affinity=self._limits.has_affinity,
                 silence_s=self._limits.silence_s,
                 on_move=metrics.note_move,
             )
             await stack.enter_async_context(pool.followed())
+            for name in self._names:
+                make = functools.partial(self._server, access=name.access(self._server_access))
+                await stack.enter_async_context(NamedServers(name, pool, make).followed())
             yield pool
+
+    def _server(self, url: str, *, access: Access | None = None) -> Server:
+        client = AsyncTritonClient(url, access=access or self._server_access)
+        return Server(url, client, {model.triton_model for model in self.models})
 
     @contextlib.asynccontextmanager
     async def _limiter(self) -> AsyncIterator[LimitKeeper]:

@@ -40,12 +40,17 @@ def serve(
         list[str] | None,
         typer.Option(
             help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS. Again for each of several servers "
-            "that serve alike.",
+            "that serve alike; dns:///NAME:PORT (grpcs+dns:///NAME:PORT): each address that DNS has for a name, asked "
+            "again and again.",
             show_default="localhost:8001",
         ),
     ] = None,
     server_ca_file: Annotated[
         Path | None, typer.Option(help="PEM file of the authorities to trust there.", show_default="public ones")
+    ] = None,
+    server_name: Annotated[
+        str | None,
+        typer.Option(help="Name that the servers' certificate must have.", show_default="the host of --url"),
     ] = None,
     server_token_file: Annotated[Path | None, typer.Option(help="File with the key to the server.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; any but the loopback's needs keys and TLS.")] = (
@@ -146,6 +151,7 @@ def serve(
           -d '{"messages": [{"role": "user", "content": "Hi"}], "stream": true}'
       trireme gateway serve --deployment mine.yaml --url grpcs://llm.example:443 --server-token-file key.txt
       trireme gateway serve --deployment mine.yaml --url gpu1:8001 --url gpu2:8001
+      trireme gateway serve --deployment mine.yaml --url dns:///chat-pods.llm.svc.cluster.local:8001
       trireme gateway serve --host 0.0.0.0 --cert-file tls.crt --key-file tls.key --keys keys.sqlite
       trireme gateway serve --keys keys.sqlite --ledger ledger.sqlite
 
@@ -175,7 +181,7 @@ def serve(
         gateway = Gateway(
             models,
             urls=_distinct(url or [DEFAULT_URL]),
-            server_access=_access(server_ca_file, server_token_file),
+            server_access=_access(server_ca_file, server_name, server_token_file),
             access=ours,
             keys=store,
             ledger=written,
@@ -253,9 +259,9 @@ def _refuse_open_door(host: str, access: HttpAccess, *, has_callers: bool) -> No
             )
 
 
-def _access(ca_file: Path | None, token_file: Path | None) -> Access:
+def _access(ca_file: Path | None, server_name: str | None, token_file: Path | None) -> Access:
     ca, token = (None if path is None else str(path.absolute()) for path in (ca_file, token_file))
-    return Access(ca_file=ca, token_file=token)
+    return Access(ca_file=ca, server_name=server_name, token_file=token)
 
 
 def _address(listener: socket.socket, gateway: Gateway) -> str:

@@ -4,10 +4,11 @@
 Source: OpenTelemetry semantic conventions, generative AI, metrics (status: development), read 2026-04-27.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from clients.openai_api.answer_deltas import Usage
 from gateway.request_watch import RequestWatch
@@ -78,20 +79,8 @@ class GatewayMetrics:
         gauge.set_function(lambda: float(num_waiting_bytes()))
 
     def watch_servers(self, servers: Sequence[Server]) -> None:
-        """Show how many requests run at each server, and whether it takes them."""
-        running = Gauge(
-            "trireme_gateway_server_running_requests", "Requests of this gateway at a server", ["server"],
-            registry=self._registry,
-        )  # fmt: skip
-        takes = Gauge(
-            "trireme_gateway_server_is_taking_requests",
-            "1: the server takes requests for every model; 0: not for all, or it failed and is left alone",
-            ["server"],
-            registry=self._registry,
-        )
-        for server in servers:
-            running.labels(server.url).set_function(functools.partial(_num_running, server))
-            takes.labels(server.url).set_function(functools.partial(_takes_all, server))
+        """Show how many requests run at each server, and whether it takes them; servers may come and go."""
+        self._registry.register(_Servers(servers))
 
     def page(self) -> bytes:
         """Return the metrics as text for Prometheus."""
@@ -139,9 +128,24 @@ class GatewayMetrics:
         return Histogram(name, help_text, labels, buckets=buckets, registry=self._registry)
 
 
-def _num_running(server: Server) -> float:
-    return server.num_running
+class _Servers(Collector):
+    """The metrics of the servers that there are."""
 
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._servers = servers
 
-def _takes_all(server: Server) -> float:
-    return server.takes_all
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield each metric of all servers."""
+        running = GaugeMetricFamily(
+            "trireme_gateway_server_running_requests", "Requests of this gateway at a server", labels=["server"]
+        )
+        takes = GaugeMetricFamily(
+            "trireme_gateway_server_is_taking_requests",
+            "1: the server takes requests for every model; 0: not for all, it goes, or it failed and is left alone",
+            labels=["server"],
+        )
+        for server in self._servers:
+            running.add_metric([server.url], server.num_running)
+            takes.add_metric([server.url], server.takes_all)
+        yield running
+        yield takes

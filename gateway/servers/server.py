@@ -27,6 +27,7 @@ class Server:
         ready: models that take requests there, by its own word; None: nobody has asked yet.
         prefixes: that it has had.
         turn: larger than that of each server that was asked before it.
+        is_leaving: gets no new requests; those that run there go on.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Server:
     ) -> None:
         self.url, self.client, self.models = url, client, frozenset(models)
         self.num_running = self.turn = 0
+        self.is_leaving = False
         self.ready: frozenset[str] | None = None
         self.breaker = Breaker(now_s)
         self.prefixes = Prefixes()
@@ -57,7 +59,8 @@ class Server:
 
     def takes(self, model: str) -> bool:
         """Return whether a request for a model may go there."""
-        return self.breaker.is_closed and (self.ready is None or model in self.ready)
+        is_there = self.ready is None or model in self.ready
+        return is_there and self.breaker.is_closed and not self.is_leaving
 
     def begin(self) -> bool:
         """Note that a request goes there, and return whether that tries a server that failed."""

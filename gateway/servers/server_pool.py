@@ -24,7 +24,8 @@ class ServerPool:
     """The servers of a gateway.
 
     Args:
-        servers: at least one; whoever made their clients closes them.
+        servers: that are there for good; whoever made their clients closes them.
+        is_changing: others come and go; without, there is at least one.
         has_affinity: whether prompts go where their beginnings were; if not, where the fewest requests run.
         silence_s: a stream that says nothing for so long goes on at another server.
         on_move: is told of each stream that goes on at another server, and how long its caller waited.
@@ -34,28 +35,48 @@ class ServerPool:
         self,
         servers: Sequence[Server],
         *,
+        is_changing: bool = False,
         has_affinity: bool = True,
         silence_s: float = SILENCE_S,
         on_move: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self.servers, self._has_affinity, self._on_move = servers, has_affinity, on_move
+        self.servers, self._has_affinity, self._on_move = list(servers), has_affinity, on_move
+        self._only = None if is_changing or len(servers) > 1 else self.servers[0]
+        self._following: dict[Server, asyncio.Task[None]] = {}
         self._silence_s = silence_s
         # A server takes all its streams with it, so each request may move once; second tries are for the few.
         self._budgets = Budgets(RetryBudget(), RetryBudget(share=1.0, most=1024.0))
 
+    @property
+    def is_single(self) -> bool:
+        """Return whether there is one server for good, which nobody watches."""
+        return self._only is not None
+
     @contextlib.asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
         """Ask the servers inside the block, each second, which models take requests; a single one is not asked."""
-        if len(self.servers) == 1:
+        if self._only is not None:
             yield
             return
         await asyncio.gather(*map(self._look, self.servers))
-        following = [asyncio.create_task(self._follow(server)) for server in self.servers]
+        for server in self.servers:
+            self._following[server] = asyncio.create_task(self._follow(server))
         try:
             yield
         finally:
-            for task in following:
+            for task in self._following.values():
                 task.cancel()
+
+    async def add(self, server: Server) -> None:
+        """Add a server, once it has been asked which models take requests there; inside `followed`."""
+        await self._look(server)
+        self.servers.append(server)
+        self._following[server] = asyncio.create_task(self._follow(server))
+
+    def remove(self, server: Server) -> None:
+        """Take a server out that was added, and at which no request runs."""
+        self.servers.remove(server)
+        self._following.pop(server).cancel()
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a server takes requests for a model now.
@@ -63,8 +84,8 @@ class ServerPool:
         Raises:
             AccessDenied: the only server does not accept this process.
         """
-        if len(self.servers) == 1:
-            return await self.servers[0].client.is_ready(model=model)
+        if self._only is not None:
+            return await self._only.client.is_ready(model=model)
         return any(server.takes(model) and server.ready is not None for server in self.servers)
 
     def generate(
@@ -81,9 +102,9 @@ class ServerPool:
         Raises:
             ServingError: as `AsyncTritonClient.generate`; `Unavailable` with the reason `no_server` where none is well.
         """
-        if len(self.servers) == 1:  # what is wrong with it is best told by itself
+        if self._only is not None:  # what is wrong with it is best told by itself
             timeout_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
-            return self.servers[0].client.generate(request, model=model.triton_model, timeout_s=timeout_s)
+            return self._only.client.generate(request, model=model.triton_model, timeout_s=timeout_s)
         for budget in self._budgets:
             budget.note_request()
         numbers = numbers_of(request, session=session, tenant=request.tenant or "") if self._has_affinity else []
@@ -116,7 +137,7 @@ class ServerPool:
 
     def has_others(self, unfit: Sequence[Server]) -> bool:
         """Return whether there are servers but some, well or not."""
-        return any(server not in unfit for server in self.servers)
+        return any(server not in unfit and not server.is_leaving for server in self.servers)
 
     def note_move(self, gap_s: float) -> None:
         """Note that a stream has gone on at another server, and how long its caller waited for the next token."""

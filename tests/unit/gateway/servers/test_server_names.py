@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway before the servers of a name: new addresses get requests, those that are gone get none, streams end."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gateway_before_scripts import counts, wait_until
+from kserve_server import KServeServer, response, story
+from running_gateway import RunningGateway
+
+from clients.access import Access
+from gateway.servers import server_names, server_pool
+from gateway.servers.server_names import addresses_of, is_server_name, read_server_name
+from trireme.base.errors import RequestError
+from trireme.base.free_ports import free_ports
+
+HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+
+class Names:
+    """The addresses of a name, in place of DNS."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+
+    async def of(self, _name: object) -> list[str]:
+        return list(self.addresses)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    monkeypatch.setattr(server_names, "_ASK_S", 0.05)
+    monkeypatch.setattr(server_pool, "_LOOK_S", 0.05)
+    found = Names()
+    monkeypatch.setattr(server_names, "addresses_of", found.of)
+    return found
+
+
+class Site:
+    """Scripted servers on one port of several addresses, and a gateway that knows their name."""
+
+    def __init__(self, names: Names, gateway: RunningGateway, servers: dict[str, KServeServer]) -> None:
+        self.names, self.gateway, self.servers = names, gateway, servers
+
+    def serve_at(self, *hosts: str) -> None:
+        """Change the name's addresses, and wait until the gateway has them and no others."""
+        self.names.addresses = list(hosts)
+        wait_until(lambda: {host for host, takes in self.taking().items() if takes} == set(hosts))
+
+    def taking(self) -> dict[str, bool]:
+        """Return whether each address that the gateway knows takes requests."""
+        page = self.gateway.call("GET", "/metrics").data.decode()
+        found = re.findall(r'^trireme_gateway_server_is_taking_requests{server="(\S+):\d+"} (\S+)$', page, re.MULTILINE)
+        return {host: float(value) == 1 for host, value in found}
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[http.client.HTTPResponse]:
+        """Yield a stream that has begun."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.gateway.port, timeout=10)) as connection:
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "Hi", "stream": True}))
+            with connection.getresponse() as answer:
+                yield answer
+
+    def asked(self) -> list[int]:
+        return counts(list(self.servers.values()))
+
+
+@pytest.fixture
+def site(names: Names) -> Iterator[Site]:
+    [port] = free_ports(1)
+    servers = {host: KServeServer(*story()) for host in HOSTS}
+    for host, server in servers.items():
+        assert server._server.add_insecure_port(f"{host}:{port}") == port
+        server._server.start()
+    with RunningGateway(f"dns:///pods.example:{port}") as gateway:
+        yield Site(names, gateway, servers)
+    for server in servers.values():
+        server._server.stop(grace=0)
+
+
+def test_before_a_name_has_an_address_callers_are_told_to_try_again(site: Site) -> None:
+    assert site.gateway.call("GET", "/health/ready").status == 503
+    answer = site.gateway.complete()
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    site.serve_at(HOSTS[0])
+    assert site.gateway.call("GET", "/health/ready").status == 200
+    assert site.gateway.complete().status == 200
+
+
+def test_an_address_that_comes_gets_requests_and_one_that_goes_gets_none(site: Site) -> None:
+    def ask(number: int) -> list[int]:
+        before = site.asked()
+        for each in range(number):
+            assert site.gateway.complete(prompt=f"{each} {before} " * 300).status == 200
+        return [now - then for now, then in zip(site.asked(), before, strict=True)]
+
+    site.serve_at(*HOSTS[:2])
+    assert ask(6) == [3, 3, 0]
+    site.serve_at(*HOSTS)
+    assert all(count > 0 for count in ask(9))
+    site.serve_at(HOSTS[2])
+    assert ask(6) == [0, 0, 6]
+    wait_until(lambda: set(site.taking()) == {HOSTS[2]})  # the others are forgotten
+    site.serve_at(HOSTS[0], HOSTS[2])
+    assert ask(6)[0] >= 1
+
+
+def test_a_stream_at_an_address_that_goes_ends_there_and_only_then_it_is_forgotten(site: Site) -> None:
+    may_end = threading.Event()
+    begun, *rest = story()
+    site.servers[HOSTS[0]].script = (begun, may_end, *rest)
+    site.serve_at(HOSTS[0])
+    with site.stream() as stream:
+        first = stream.readline()
+        site.serve_at(HOSTS[1])
+        assert site.taking() == {HOSTS[0]: False, HOSTS[1]: True}
+        assert site.gateway.complete().status == 200
+        may_end.set()
+        text = (first + stream.read()).decode()
+    assert text.endswith("data: [DONE]\n\n")
+    wait_until(lambda: set(site.taking()) == {HOSTS[1]})
+    assert site.asked() == [1, 1, 0]
+
+
+def test_one_that_is_back_before_its_stream_has_ended_is_the_one_that_was(site: Site) -> None:
+    may_end = threading.Event()
+    site.servers[HOSTS[0]].script = (response("Once", num_output_tokens=1), may_end, *story()[1:])
+    site.serve_at(HOSTS[0])
+    with site.stream() as stream:
+        site.serve_at(HOSTS[1])
+        site.serve_at(HOSTS[0])
+        may_end.set()
+        assert stream.read().decode().endswith("data: [DONE]\n\n")
+    assert site.gateway.complete().status == 200
+
+
+def test_a_dns_that_answers_nothing_takes_no_server_away(site: Site) -> None:
+    site.serve_at(HOSTS[0])
+    site.names.addresses = []
+    for _ in range(20):
+        assert site.gateway.complete().status == 200
+    assert site.taking() == {HOSTS[0]: True}
+
+
+@pytest.mark.parametrize(
+    "url", ["dns:///", "dns:///pods", "dns:///pods:0", "dns:///pods:70000", "dns:///a/b:1", "dns:///:8001"]
+)
+def test_a_url_that_is_no_name_of_servers_is_refused_with_what_to_write(url: str) -> None:
+    assert is_server_name(url)
+    with pytest.raises(RequestError, match=r"--url must be dns:///NAME:PORT.*write such as") as refused:
+        read_server_name(url)
+    assert refused.value.facts["value"] == url
+
+
+def test_a_certificate_is_for_the_name_and_not_for_an_address() -> None:
+    plain, secure = read_server_name("dns:///pods.llm:8001"), read_server_name("grpcs+dns:///pods.llm.:8001")
+    assert plain.access(Access()) == Access()
+    assert secure.access(Access(ca_file="ca.pem")) == Access(is_tls=True, ca_file="ca.pem", server_name="pods.llm")
+    assert secure.access(Access(server_name="chat")).server_name == "chat"
+    assert [plain.url_of("10.0.0.1"), secure.url_of("fd00::1")] == ["10.0.0.1:8001", "grpcs://[fd00::1]:8001"]
+
+
+def test_the_addresses_are_those_of_the_resolver() -> None:
+    def of(host: str) -> Any:
+        return asyncio.run(addresses_of(read_server_name(f"dns:///{host}:8001")))
+
+    assert "127.0.0.1" in of("localhost")
+    assert of("127.0.0.7") == ["127.0.0.7"]
+    assert of("no-such-host.invalid") == []
