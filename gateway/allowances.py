@@ -9,7 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from clients.openai_api.answer_deltas import Usage
-from clients.openai_api.api_error import ApiError
+from clients.openai_api.api_error import NOT_BEGUN, ApiError
 from clients.openai_api.asked import Asked
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
@@ -87,6 +87,7 @@ class Allowances:
                 "operator",
                 code="unavailable",
                 status=503,
+                headers={NOT_BEGUN: "true"},
             )
         return self._budgets
 

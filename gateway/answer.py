@@ -12,7 +12,7 @@ from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
 from gateway.attempt import Answerer, Attempt, Pieces
-from gateway.servers.failures import may_do_better
+from gateway.servers.failures import NO_SERVER, may_do_better
 from trireme.base.errors import ServerError, ServingError, Unavailable
 
 _log = logging.getLogger("trireme.gateway")
@@ -118,6 +118,11 @@ class Answer:
     def most_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost at most, whichever model answers."""
         return max(step.answerer.cost_nano_usd(usage) for step in self._chain)
+
+    def has_asked_nobody(self, failure: ServingError) -> bool:
+        """Return whether a failure says that no server was asked, so that nothing was made anywhere."""
+        is_one = len(self._chain) == len(self.asked.requests) == 1
+        return is_one and failure.facts.get("reason") == NO_SERVER
 
     async def pieces(self) -> Pieces:
         """Yield the pieces of the answer, by the first step of the chain that begins one.

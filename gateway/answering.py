@@ -11,7 +11,7 @@ import msgspec
 
 from clients.anthropic_api.messages_body import message_request_of
 from clients.infer_messages import GenerateRequest
-from clients.openai_api.api_error import ApiError, api_error, is_of_the_operator
+from clients.openai_api.api_error import NOT_BEGUN, ApiError, api_error, is_of_the_operator
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.request_bodies import requests_of
 from clients.openai_api.responses_body import response_request_of
@@ -87,6 +87,8 @@ class Answering:
                     _log.error("%s", exc.message)
                 error = broken(exc, answer.asked)
                 error.headers[REQUEST_ID] = answer.id
+                if answer.has_asked_nobody(exc):
+                    error.headers[NOT_BEGUN] = "true"
                 running.fail(error.code)
                 raise error from exc
             except (asyncio.CancelledError, ConnectionError):

@@ -18,6 +18,8 @@ from trireme.base.errors import (
 _MAX_SHOWN = 80
 # Refusals for want of room: the next try may find it. What else is unavailable is a fault of the server.
 NO_ROOM = frozenset({"queue_full", "overload", "shedding", "queue_timeout_ms", "long_prompts"})
+# A header of refusals that reached no model: whoever stands before several gateways may ask another one.
+NOT_BEGUN = "x-trireme-not-begun"
 _RETRY_S = 1.0
 _OTHERS: tuple[tuple[type[ServingError], str, int], ...] = (
     (RequestTimeout, "timeout", 504),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
-from clients.openai_api.api_error import ApiError
+from clients.openai_api.api_error import NOT_BEGUN, ApiError
 from gateway.access.api_key import NO_HASH, bearer_key
 from gateway.access.caller import Caller, not_accepted
 from gateway.access.key_lookups import KeyLookups
@@ -217,4 +217,5 @@ def _nobody_knows() -> ApiError:
         code="unavailable",
         status=503,
         retry_after_s=1,
+        headers={NOT_BEGUN: "true"},
     )

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from clients.openai_api.api_error import ApiError
+from clients.openai_api.api_error import NOT_BEGUN, ApiError
 from gateway.ledger.ledger_row import SECONDS_A_DAY
 from gateway.limits.key_limits import KeyLimits
 from gateway.limits.refusals import holder_of
@@ -172,6 +172,7 @@ def _nobody_knows() -> ApiError:
         code="unavailable",
         status=503,
         retry_after_s=1,
+        headers={NOT_BEGUN: "true"},
     )
 
 

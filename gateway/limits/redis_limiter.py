@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from clients.openai_api.api_error import ApiError
+from clients.openai_api.api_error import NOT_BEGUN, ApiError
 from gateway.limits.key_limits import KeyLimits
 from gateway.limits.limit_keeper import Reserved
 from gateway.limits.limiter import Limiter
@@ -308,5 +308,9 @@ def _headers(limits: KeyLimits, left: Mapping[str, float]) -> dict[str, str]:
 
 def _nobody_knows() -> ApiError:
     return ApiError(
-        "the limits of keys cannot be checked now; try again", code="unavailable", status=503, retry_after_s=_AWAY_S
+        "the limits of keys cannot be checked now; try again",
+        code="unavailable",
+        status=503,
+        retry_after_s=_AWAY_S,
+        headers={NOT_BEGUN: "true"},
     )

@@ -4,6 +4,7 @@
 from clients.openai_api.api_error import NO_ROOM
 from trireme.base.errors import AccessDenied, RequestCancelled, RequestTimeout, ServerError, ServingError, Unavailable
 
+NO_SERVER = "no_server"  # the reason of a pool, before it has asked any server
 # The server is there, and says that it has no room: no fault of its own, and another one may have room.
 _NO_ROOM = NO_ROOM | {"kv_cache", "too_many_bytes"}
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from gateway.served_models import ServedModel
 from gateway.servers.choice import choose
+from gateway.servers.failures import NO_SERVER
 from gateway.servers.prefixes import numbers_of
 from gateway.servers.retry_budget import RetryBudget
 from gateway.servers.routed_request import Budgets, Route, RoutedRequest
@@ -130,7 +131,7 @@ class ServerPool:
         if not fit:
             raise Unavailable(
                 f"none of the {len(self.servers)} servers takes requests for {model} now; try again",
-                reason="no_server",
+                reason=NO_SERVER,
                 retry_after_ms=1000,
             )
         return choose(fit, numbers, is_session=is_session)

@@ -127,6 +127,17 @@ def test_where_none_is_ready_the_caller_is_told_when_to_try_again() -> None:
         answer = gateway.complete()
         assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
         assert answer.headers["retry-after"] == "1"
+        assert answer.headers["x-trireme-not-begun"] == "true"
+        several = gateway.complete(prompt=["one", "two"])
+        assert (several.status, "x-trireme-not-begun" in several.headers) == (503, False)  # one may have begun
+
+
+def test_an_answer_that_a_server_was_asked_for_is_not_called_one_that_has_not_begun() -> None:
+    with gateway_of([RESTARTING], [RESTARTING]) as (gateway, servers):
+        answers = [gateway.complete() for _ in range(2)]
+        assert [answer.status for answer in answers] == [503, 503]
+        assert not any("x-trireme-not-begun" in answer.headers for answer in answers)
+        assert sum(counts(servers)) >= 2
 
 
 def test_requests_are_spread_and_a_conversation_stays() -> None:
