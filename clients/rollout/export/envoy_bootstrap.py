@@ -2,41 +2,13 @@
 """A whole configuration of Envoy: a listener for gRPC, two endpoints, and the routes, in it or in a file beside it."""
 
 from pathlib import Path
-from typing import NamedTuple
 
+from clients.envoy_parts import EXTENSIONS, Address, socket_address
 from clients.rollout.export.envoy_routes import CANDIDATE, ROUTES, STABLE, envoy_routes
-from trireme.base.errors import RequestError
 
-_TYPES = "type.googleapis.com/envoy.extensions"
 _CONNECT_S = 5
 _MANY = 1 << 20  # Envoy would refuse request 1025 by itself; how many run is the server's to say
 _PING_S, _PONG_S = 30, 10  # a client that vanished without a word is noticed, and its stream ends
-
-
-class Address(NamedTuple):
-    """The host and port that something listens on."""
-
-    host: str
-    port: int
-
-
-def read_address(text: str, *, field: str) -> Address:
-    """Return the address that a text such as `host:port` or `[::1]:port` means.
-
-    Raises:
-        RequestError: the text is no address.
-    """
-    host, _, port = text.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if is_bracketed else host
-    is_host = bool(host) and not set(host) & set("/[]@ ") and (":" in host) == is_bracketed
-    if not is_host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
-        raise RequestError(
-            f"{field} must be HOST:PORT, such as triton-stable:8001 or [::1]:8001, got {text!r}",
-            field=field,
-            value=text,
-        )
-    return Address(host, int(port))
 
 
 def envoy_bootstrap(
@@ -60,7 +32,7 @@ def envoy_bootstrap(
         RequestError: the share is finer than the weights, or the salt cannot stand in a pattern's replacement.
     """
     manager = {
-        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "@type": f"{EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": ROUTES,
         "stream_idle_timeout": "0s",
         "http2_protocol_options": {"connection_keepalive": {"interval": f"{_PING_S}s", "timeout": f"{_PONG_S}s"}},
@@ -68,19 +40,19 @@ def envoy_bootstrap(
         "http_filters": [
             {
                 "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
+                "typed_config": {"@type": f"{EXTENSIONS}.filters.http.router.v3.Router"},
             }
         ],
     }
     listener = {
         "name": ROUTES,
-        "address": _socket(listen),
+        "address": socket_address(listen),
         "filter_chains": [
             {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
         ],
     }
     return {
-        **({"admin": {"address": _socket(admin)}} if admin else {}),
+        **({"admin": {"address": socket_address(admin)}} if admin else {}),
         "node": {"id": ROUTES, "cluster": ROUTES},
         "static_resources": {
             "listeners": [listener],
@@ -104,16 +76,12 @@ def _cluster(name: str, address: Address) -> dict[str, object]:
         "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": _PING_S, "keepalive_interval": _PONG_S}},
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
+                "@type": f"{EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
                 "explicit_http_config": {"http2_protocol_options": {}},
             }
         },
         "load_assignment": {
             "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _socket(address)}}]}],
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": socket_address(address)}}]}],
         },
     }
-
-
-def _socket(address: Address) -> dict[str, object]:
-    return {"socket_address": {"address": address.host, "port_value": address.port}}

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from clients.envoy_parts import check_yaml_name
 from clients.rollout.choice import StoreOption, any_rollout, existing_store
 from clients.rollout.export.analysis_template import LONGEST_INTERVAL_S
 from clients.rollout.export.definition import Definition, definition_of
-from clients.rollout.export.formats import Format, Options, check_options, check_yaml_name, text_of
+from clients.rollout.export.formats import Format, Options, check_options, text_of
 from clients.rollout.planning import read_gate
 from clients.rollout.records.rollout_plan import read_steps
 from clients.rollout.records.store import Store

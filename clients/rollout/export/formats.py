@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from clients.envoy_parts import check_yaml_name, read_address
 from clients.rollout.export.analysis_template import analysis_template
 from clients.rollout.export.argo_rollout import argo_rollout
 from clients.rollout.export.definition import Definition, percent, weights
-from clients.rollout.export.envoy_bootstrap import envoy_bootstrap, read_address
+from clients.rollout.export.envoy_bootstrap import envoy_bootstrap
 from clients.rollout.export.envoy_routes import check_salt, routes_file
 from clients.rollout.export.gateway_api import gateway_routes
 from ensemble_configs.render.helm_values import dns_label
@@ -220,18 +221,6 @@ def _envoy(definition: Definition, options: Options) -> list[dict[str, object]]:
 def _envoy_routes(definition: Definition, options: Options) -> list[dict[str, object]]:
     del options
     return [routes_file(_share(definition), salt=definition.salt)]
-
-
-def check_yaml_name(path: Path, field: str) -> None:
-    """Check that a file's name says YAML, for Envoy tells a file's format by its name.
-
-    Raises:
-        RequestError: Envoy would not take the file for YAML.
-    """
-    if path.suffix not in (".yaml", ".yml"):
-        raise RequestError(
-            f"{field} must end with .yaml or .yml, by which Envoy knows what it is; got {path}", field=field, value=path
-        )
 
 
 _NEEDED = {

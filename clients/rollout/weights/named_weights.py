@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from clients.envoy_parts import check_yaml_name, read_address
 from clients.rollout.export.definition import weights as weights_of_share
-from clients.rollout.export.envoy_bootstrap import read_address
 from clients.rollout.export.envoy_routes import check_salt
-from clients.rollout.export.formats import check_yaml_name
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.weights.envoy_file import EnvoyFile
 from clients.rollout.weights.gateway_route import GatewayRoute

@@ -50,13 +50,15 @@ class RunningGateway:
         *server_urls: str,
         models: tuple[ServedModel, ...] = MODELS,
         token_file: Path | None = None,
+        certificate: tuple[Path, Path] | None = None,
         keys: KeyStore | None = None,
         ledger: Ledger | None = None,
         rules: GatewaySpec = GatewaySpec(),  # noqa: B008  immutable
         cache_redis: RedisPlace | None = None,
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
     ) -> None:
-        access = HttpAccess(token_file=token_file)
+        cert_file, key_file = certificate or (None, None)
+        access = HttpAccess(cert_file=cert_file, key_file=key_file, token_file=token_file)
         self._gateway = Gateway(
             ServedModels(models, rules.aliases, rules.tiers),
             urls=server_urls,
