@@ -155,7 +155,8 @@ class Gateway:
             if not pool.is_single:
                 metrics.watch_servers(pool.servers)
             generation = Generation(pool)
-            health = HealthRoutes(self.models, generation, metrics)
+            has_others = any(step.api for chain in self._rules.fallbacks for step in chain.steps)
+            health = HealthRoutes(self.models, generation, metrics, has_others=has_others)
             cache = await self._cache(metrics, stack)
             tells_release = self._ledger is not None or cache is not None
             chains = Chains(

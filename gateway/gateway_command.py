@@ -52,6 +52,10 @@ def serve(
         str | None,
         typer.Option(help="Name that the servers' certificate must have.", show_default="the host of --url"),
     ] = None,
+    server_cert_file: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate to show there, where the servers ask for one.")
+    ] = None,
+    server_key_file: Annotated[Path | None, typer.Option(help="PEM file of that certificate's private key.")] = None,
     server_token_file: Annotated[Path | None, typer.Option(help="File with the key to the server.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; any but the loopback's needs keys and TLS.")] = (
         "127.0.0.1"
@@ -181,7 +185,7 @@ def serve(
         gateway = Gateway(
             models,
             urls=_distinct(url or [DEFAULT_URL]),
-            server_access=_access(server_ca_file, server_name, server_token_file),
+            server_access=_access(server_name, server_ca_file, server_cert_file, server_key_file, server_token_file),
             access=ours,
             keys=store,
             ledger=written,
@@ -259,9 +263,12 @@ def _refuse_open_door(host: str, access: HttpAccess, *, has_callers: bool) -> No
             )
 
 
-def _access(ca_file: Path | None, server_name: str | None, token_file: Path | None) -> Access:
-    ca, token = (None if path is None else str(path.absolute()) for path in (ca_file, token_file))
-    return Access(ca_file=ca, server_name=server_name, token_file=token)
+def _access(
+    name: str | None, ca_file: Path | None, cert_file: Path | None, key_file: Path | None, token_file: Path | None
+) -> Access:
+    files = (None if path is None else str(path.absolute()) for path in (ca_file, cert_file, key_file, token_file))
+    ca, cert, key, token = files
+    return Access(ca_file=ca, cert_file=cert, key_file=key, server_name=name, token_file=token)
 
 
 def _address(listener: socket.socket, gateway: Gateway) -> str:

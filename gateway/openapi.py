@@ -111,6 +111,10 @@ def _read(path: str, summary: str) -> dict[str, Any]:
     }
     if path == "/health/ready":
         found["responses"]["503"] = {"description": "not every model is ready", "content": content}
+        found["responses"] |= _errors(400)
+        found["parameters"] = [
+            {"name": "models", "in": "query", "required": False, "schema": {"type": "string", "enum": ["all", "any"]}}
+        ]
     if is_open:
         found["security"] = []
     else:

@@ -90,7 +90,9 @@ def _http(is_grpc: bool) -> dict[str, object]:
 
 def _health_check(is_grpc: bool) -> dict[str, object]:
     """Return the check each second: Triton's own word by gRPC's health service, or that of a gateway."""
-    kind: dict[str, object] = {"grpc_health_check": {}} if is_grpc else {"http_health_check": {"path": "/health/ready"}}
+    kind: dict[str, object] = (
+        {"grpc_health_check": {}} if is_grpc else {"http_health_check": {"path": "/health/ready?models=any"}}
+    )
     return {
         "timeout": "2s",
         "interval": f"{_CHECK_S}s",

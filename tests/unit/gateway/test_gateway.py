@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from kserve_server import DIE, HANG, KServeServer, response, story
-from running_gateway import RunningGateway
+from running_gateway import MODELS, RunningGateway
 
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
+from ensemble_configs.spec.gateway_spec import FallbackSpec, FallbackStepSpec, GatewaySpec, ManagedApiSpec
 from gateway import openai_routes
 from gateway.gateway import Limits
 from gateway.served_models import ServedModel
@@ -177,6 +178,27 @@ def test_a_server_that_is_away_is_unavailable(free_url: str) -> None:
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert gateway.call("GET", "/health/ready").status == 503
         assert gateway.call("GET", "/health/live").status == 200
+        assert gateway.call("GET", "/health/ready?models=any").status == 503
+
+
+def test_who_asks_for_any_model_is_told_of_one_that_answers() -> None:
+    models = (*MODELS, ServedModel("away", "another", 100))
+    with KServeServer(*story()) as server, RunningGateway(server.url, models=models) as gateway:
+        assert gateway.call("GET", "/health/ready").status == 503
+        answer = gateway.call("GET", "/health/ready?models=any")
+        assert (answer.status, answer.json["models"]) == (200, {"demo": True, "away": False})
+        wrong = gateway.call("GET", "/health/ready?models=some")
+        assert (wrong.status, wrong.json["error"]["param"]) == (400, "models")
+
+
+def test_a_gateway_with_a_managed_api_is_ready_for_any_model_without_a_server(free_url: str) -> None:
+    rules = GatewaySpec(
+        managed_apis=(ManagedApiSpec(name="elsewhere", url="https://api.example/v1", model="m"),),
+        fallbacks=(FallbackSpec(model="demo", steps=(FallbackStepSpec(api="elsewhere"),)),),
+    )
+    with RunningGateway(free_url, rules=rules) as gateway:
+        assert gateway.call("GET", "/health/ready").status == 503
+        assert gateway.call("GET", "/health/ready?models=any").status == 200
 
 
 @pytest.fixture

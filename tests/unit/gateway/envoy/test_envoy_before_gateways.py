@@ -153,7 +153,7 @@ def test_what_reached_no_model_is_asked_of_another_gateway(tmp_path: Path) -> No
         with RunningGateway(one.url, other.url) as bad, site_of(tmp_path, story(), options=()) as site:
             # A gateway whose servers have gone a moment ago: its health is not known to be bad yet.
             options = ("--gateway", f"127.0.0.1:{bad.port}", "--gateway", f"127.0.0.1:{site.gateways[0].port}")
-            changes = {"path: /health/ready": "path: /health/live"}
+            changes = {"path: /health/ready?models=any": "path: /health/live"}
             with EnvoyOfCommand(tmp_path / "two", *options, changes=changes) as envoy:
                 both = Site(envoy, [], site.servers)
                 assert bad.complete().status == 503
