@@ -16,6 +16,7 @@ from trireme.base.errors import SpecError
 from trireme.base.project_files import FILES_ROOT
 
 IMAGE_ROOT = Path("/opt/trireme")  # where the Dockerfile puts this project
+_OF_NO_SERVER: dict[str, object] = {"replicas": 1, "machine": MachineSpec()}
 _TTFT_MS, _TPOT_MS = 30_000.0, 100.0  # of a deployment that has no target
 
 
@@ -50,6 +51,7 @@ def helm_values(spec: DeploymentSpec) -> dict[str, object]:
         **_grpc_tls(spec),
         "defaultServer": dns_label(found[0].name),
         "servers": servers,
+        "openai": {"deployment": _text_of(spec.model_copy(update=_OF_NO_SERVER))},
     }
 
 
@@ -71,7 +73,7 @@ def _grpc_tls(spec: DeploymentSpec) -> dict[str, object]:
 def _server(workload: Workload) -> dict[str, object]:
     spec = workload.spec
     # None of these is of a server: a change of them starts no server again.
-    served = spec.model_copy(update={"replicas": 1, "machine": MachineSpec(), "gateway": GatewaySpec()})
+    served = spec.model_copy(update={**_OF_NO_SERVER, "gateway": GatewaySpec()})
     beside = {} if workload.beside is None else {"release": workload.release, "stable": dns_label(workload.beside)}
     return {
         **(beside or {"replicas": spec.replicas}),  # the chart gives a candidate its share of them
@@ -85,10 +87,13 @@ def _server(workload: Workload) -> dict[str, object]:
             for model in spec.models
         ],
         "extraModels": [extra.name for extra in spec.extra_models],
-        "deployment": yaml.safe_dump(
-            _plain(served.model_dump(exclude_none=True, exclude_defaults=True)), sort_keys=False, width=120
-        ),
+        "deployment": _text_of(served),
     }
+
+
+def _text_of(spec: DeploymentSpec) -> str:
+    """Return a deployment file as a pod has it."""
+    return yaml.safe_dump(_plain(spec.model_dump(exclude_none=True, exclude_defaults=True)), sort_keys=False, width=120)
 
 
 def _longest_answer_s(model: ModelSpec) -> int:

@@ -106,6 +106,7 @@ class NamedServers:
         finally:
             following.cancel()
             for server in self._servers.values():
+                self._pool.remove(server)
                 await server.client.close()
 
     async def _follow(self) -> None:

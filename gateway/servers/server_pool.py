@@ -129,8 +129,9 @@ class ServerPool:
         """
         fit = self.fit(model, tried)
         if not fit:
+            said = f"none of the {len(self.servers)} servers takes" if self.servers else "no server is there that takes"
             raise Unavailable(
-                f"none of the {len(self.servers)} servers takes requests for {model} now; try again",
+                f"{said} requests for {model} now; try again",
                 reason=NO_SERVER,
                 retry_after_ms=1000,
             )

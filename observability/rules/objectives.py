@@ -33,6 +33,11 @@ class Objectives(Spec):
     max_waiting: Positive = Field(default=10, description="requests that may wait and not become fewer")
     kv_cache_share: _Share = Field(default=0.95, description="of the blocks")
     preemptions_per_s: _AboveZero = 0.1
+    fallback_share: _Share = Field(
+        default=0.05, description="of a gateway's answers, by others than the model asked for"
+    )
+    moved_streams: Positive = Field(default=10, description="in a quarter of an hour, that lost their server")
+    ledger_waiting_bytes: Positive = Field(default=1_000_000, description="of a gateway's journal; some 2,000 requests")
     gpu_active_share: _Share = Field(default=0.5, description="of the time, mean over the GPUs of a namespace")
     certificate_days: Positive = Field(default=14, description="before a certificate ends")
     disk_free_share: _Share = 0.1

@@ -8,8 +8,8 @@ named. A ratio without a denominator is left out: 0 / 0 is NaN, which no compari
 REPLICA = "instance, pod, node"  # as Kubernetes' service discovery calls them
 CANARY = 'model=~".*ensemble_canary"'
 STABLE = 'model=~".*ensemble"'
-# Autoscalers of ours: a gateway's in the same namespace has replicas above its minimum for reasons of its own.
-AUTOSCALER = 'horizontalpodautoscaler=~".*trireme.*"'
+# Autoscalers of servers: a gateway's in the same namespace has replicas above its minimum for reasons of its own.
+AUTOSCALER = 'horizontalpodautoscaler=~".*trireme.*",horizontalpodautoscaler!~"openai-.*"'
 
 
 def rate(metric: str, window: str, *, without: str = "") -> str:

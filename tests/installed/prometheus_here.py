@@ -19,6 +19,6 @@ needs_prometheus = pytest.mark.skipif(
 def run(name: str, *arguments: str | Path, folder: Path = FILES / "prometheus") -> str:
     """Return what a program says; the test fails where the program fails."""
     command = [str(PROMETHEUS.program(ROOT, name)), *map(str, arguments)]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr

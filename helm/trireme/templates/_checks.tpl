@@ -18,6 +18,9 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- if .Values.envoy.enabled -}}
 {{- range $suffix := list "" "-pods" "-routes" }}{{ $_ := set $taken (print (include "trireme.envoyName" $) $suffix) "Envoy" }}{{ end -}}
 {{- end -}}
+{{- if .Values.openai.enabled -}}
+{{- $_ := set $taken (include "trireme.openaiName" $) "the gateway" -}}
+{{- end -}}
 {{- if .Values.rollouts.enabled -}}
 {{- $_ := set $taken (include "trireme.rolloutsName" $) "the rollouts' controller" -}}
 {{- end -}}
@@ -83,6 +86,7 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- fail (printf "releases.pull.cacheHostPath (%q) and cacheClaim (%q) are two places for one cache: leave one of them out" .Values.releases.pull.cacheHostPath .Values.releases.pull.cacheClaim) -}}
 {{- end -}}
 {{- if .Values.rollouts.enabled }}{{ include "trireme.rolloutsChecks" . }}{{ end -}}
+{{- if .Values.openai.enabled }}{{ include "trireme.openaiChecks" . }}{{ end -}}
 {{- if and .Values.gatewayApi.inferencePool.enabled (not .Values.gatewayApi.enabled) -}}
 {{- fail "gatewayApi.inferencePool.enabled is true and gatewayApi.enabled is false: nothing would lead to the pools; enable both, or neither" -}}
 {{- end -}}

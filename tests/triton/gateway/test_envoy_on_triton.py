@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from certificates import Authority
 from envoy_here import needs_envoy
 from envoy_of_command import EnvoyOfCommand
 from gateway_process import GatewayProcess
@@ -154,6 +155,22 @@ def test_calls_of_one_connection_are_spread_over_tritons(servers: list[RunningSe
             with pytest.raises(grpc.RpcError) as refused:
                 stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=20)
             assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_triton_that_wants_a_certificate_is_shown_one(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    of_server, ours = authority.issue("triton", hosts=("triton.models.svc",)), authority.client()
+    tls = {"cert_file": str(of_server.cert), "key_file": str(of_server.key), "client_ca_file": str(authority.ca)}
+    text = deployment_text("alike", engine=ENGINE, triton={"grpc_tls": tls})
+    with RunningServer(text, tmp_path / "server") as server:
+        options = [
+            *["--deployment", str(server.folder / "deployment.yaml"), "--server", f"grpcs://{server.url}"],
+            *["--server-ca-file", str(authority.ca), "--server-name", "triton.models.svc"],
+            *["--server-cert-file", str(ours.cert), "--server-key-file", str(ours.key)],
+        ]
+        with EnvoyOfCommand(tmp_path / "envoy", *options) as envoy, TritonClient(envoy.server_url) as client:
+            request = GenerateRequest(text_input="Hi", max_tokens=8, stream=True, return_finish_reason=True)
+            assert [*client.generate(request)][-1].finish_reason == "length"
 
 
 def counts(envoy: EnvoyOfCommand, servers: list[RunningServer]) -> list[int]:

@@ -131,6 +131,33 @@ SITES: dict[str, Values] = {
         },
         "gatewayApi": {"enabled": True, "gateways": [{"name": "g"}]},
     },
+    "openai": {"openai": {"enabled": True, "tls": {"secret": "openai-tls"}, "keys": {"secret": "openai-keys"}}},
+    "openai, all of it": {
+        "openai": {
+            "enabled": True,
+            "tls": {"secret": "openai-tls", "serverName": "llm.example.com"},
+            "keys": {"url": "postgresql://gateway@db.data:5432/gateway", "secret": ""},
+            "ledger": {"url": "postgresql://gateway@db.data:5432/gateway", "journal": {"storageClass": "fast"}},
+            "limits": {"url": "redis://redis.data:6379/0"},
+            "databaseSecret": "gateway-db",
+            "redisSecret": "gateway-redis",
+            "clients": [{"podSelector": {"matchLabels": {"app": "web"}}}],
+            "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}], "ports": [{"port": 5432}, {"port": 6379}]}],
+            "metricsSecret": "gateway-metrics",
+            "scaling": {"enabled": True, "targetRequests": 40},
+            "route": {"enabled": True, "hostnames": ["llm.example.com"], "caConfigMap": "openai-ca"},
+            "extraOptions": ["--no-affinity"],
+            "extraVolumes": [{"name": "apis", "secret": {"secretName": "apis"}}],
+            "extraVolumeMounts": [{"name": "apis", "mountPath": "/etc/apis", "readOnly": True}],
+            "podAnnotations": {"a": "b"},
+            "nodeSelector": {"pool": "cpu"},
+            "tolerations": [{"operator": "Exists"}],
+            "priorityClassName": "high",
+        },
+        "network": {"monitoring": [{"namespaceSelector": {}}]},
+        "gatewayApi": {"enabled": True, "gateways": [{"name": "g"}]},
+        "monitoring": {"podMonitor": {"enabled": True}},
+    },
     "keda": {"scaling": {"kind": "keda", "office": {"enabled": True}}},
     "hpa": {"scaling": {"kind": "hpa"}},
     "watched": {
@@ -173,7 +200,7 @@ def pods_of(documents: Documents) -> Iterator[dict[str, Any]]:
     """Return the pods' templates; those of a group with the label that its controller adds."""
     for document in documents:
         match document["kind"]:
-            case "Deployment":
+            case "Deployment" | "StatefulSet":
                 yield document["spec"]["template"]
             case "LeaderWorkerSet":
                 spec = document["spec"]["leaderWorkerTemplate"]

@@ -35,8 +35,29 @@ class Relabeling(Strict):
     replacement: str = "$1"
 
 
+class SecretKey(Strict):
+    name: Name
+    key: Annotated[str, Field(min_length=1)]
+
+
+class Authorization(Strict):
+    credentials: SecretKey
+
+
+class SecretOfTls(Strict):
+    secret: SecretKey
+
+
+class TlsConfig(Strict):
+    server_name: Annotated[str, Field(alias="serverName", min_length=1)]
+    ca: SecretOfTls
+
+
 class PodMetricsEndpoint(Strict):
     port: Annotated[str, Field(max_length=15)]
+    scheme: Literal["http", "https"] = "http"
+    authorization: Authorization | None = None
+    tls: Annotated[TlsConfig | None, Field(alias="tlsConfig")] = None
     path: Annotated[str, Field(pattern=r"^/")] = "/metrics"
     interval: Duration
     relabelings: list[Relabeling]

@@ -120,7 +120,13 @@ def check_whole(documents: Documents) -> None:
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
         mounted = {mount["name"] for container in containers for mount in container["volumeMounts"]}
-        assert mounted == set(volumes)
+        claimed = {
+            claim["metadata"]["name"]
+            for each in of_kind(documents, "StatefulSet")
+            if each["spec"]["template"] is pod
+            for claim in each["spec"]["volumeClaimTemplates"]
+        }
+        assert mounted == set(volumes) | claimed
         assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} <= made
         assert pod["spec"]["serviceAccountName"] in accounts
         for container in pod["spec"]["containers"]:
@@ -135,7 +141,8 @@ def check_whole(documents: Documents) -> None:
             if selects(service["spec"]["selector"], pod)
         }
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= set(chosen)
-    for budget in (*of_kind(documents, "PodDisruptionBudget"), *of_kind(documents, "Deployment")):
+    workloads = [*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet")]
+    for budget in (*of_kind(documents, "PodDisruptionBudget"), *workloads):
         assert any(selects(budget["spec"]["selector"]["matchLabels"], pod) for pod in pods)
 
 

@@ -178,6 +178,17 @@ def test_a_value_replaces_the_pod_of_rollouts_where_the_upgrades_table_says_so(k
     assert ("chat-rollouts" in found) == (key in row_of("rollouts")[0])
 
 
+OPENAI: dict[str, Any] = {"openai": {"enabled": True, "tls": {"secret": "tls"}, "keys": {"secret": "keys"}}}
+
+
+@pytest.mark.parametrize("key", [*CHANGES, "openai", "ports.grpc", "clusterDomain"])
+def test_a_value_replaces_the_gateways_pods_where_the_upgrades_table_says_so(key: str) -> None:
+    change = {"openai": {"maxBodyMiB": 9}, "ports.grpc": 9001, "clusterDomain": "example.org", **CHANGES}[key]
+    layers = (files()[0], SITE, PULL, OPENAI)
+    found = replaced(objects(*layers), objects(*layers, at(key, change)))
+    assert ("chat-openai" in found) == (key in row_of("openai")[0])
+
+
 def test_a_first_pod_of_rollouts_replaces_servers_with_a_pull_alone() -> None:
     for site, expected in (({}, set()), (PULL, {"chat"})):
         layers = (files()[0], SITE, site, CONTROL)
