@@ -68,6 +68,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     Attributes:
         requests: that it had.
         is_ready: what it says of itself.
+        model: that it says is ready.
     """
 
     def __init__(self, *script: Step) -> None:
@@ -75,6 +76,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.requests: list[Any] = []
         self.stream_metadata: list[dict[str, str]] = []  # of each stream
         self.is_ready = True
+        self.model = "ensemble"
         self.was_cancelled = threading.Event()  # a request was left before its script ended
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
@@ -93,8 +95,8 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         return service_pb2.ServerReadyResponse(ready=self.is_ready)
 
     def ModelReady(self, request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
-        """Say that the ensemble is ready, and no other model."""
-        return service_pb2.ModelReadyResponse(ready=request.name == "ensemble")
+        """Say that one model is ready, and no other."""
+        return service_pb2.ModelReadyResponse(ready=request.name == self.model)
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
         """Play the script."""

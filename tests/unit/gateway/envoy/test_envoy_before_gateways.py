@@ -92,6 +92,23 @@ def test_events_come_one_by_one_and_not_gathered(tmp_path: Path) -> None:
             assert stream.read().endswith(b"data: [DONE]\n\n")
 
 
+def test_a_stream_that_is_silent_for_longer_than_envoys_own_time_out_is_not_cut(tmp_path: Path) -> None:
+    first, *rest = story()
+    with site_of(tmp_path, [16.0, first, *rest]) as site:  # Envoy by itself gives an answer 15 s
+        status, _, data = site.call("POST", "/v1/completions", {"prompt": "Hi", "stream": True})
+        assert status == 200
+        assert data.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_stream_on_which_nothing_moves_is_ended_and_its_generation_too(tmp_path: Path) -> None:
+    first = response("Once", num_output_tokens=1, num_input_tokens=4)
+    with site_of(tmp_path, [first, HANG], options=("--idle-timeout-s", "2")) as site:
+        with pytest.raises(http.client.IncompleteRead) as cut:
+            site.call("POST", "/v1/completions", {"prompt": "Hi", "stream": True})
+        assert b"Once" in cut.value.partial
+        assert site.servers[0].was_cancelled.wait(20)
+
+
 def test_weights_are_met(tmp_path: Path) -> None:
     with site_of(tmp_path, story(), story(), weights=(3, 1)) as site, ThreadPoolExecutor(8) as pool:
         total = 400

@@ -14,6 +14,7 @@ from running_gateway import RunningGateway
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Endpoint
 from gateway.answering import asked_by
+from gateway.served_models import ServedModel
 from gateway.servers import breaker, server_pool
 
 TEXT = "Once upon ünd"
@@ -138,6 +139,17 @@ def test_an_answer_that_a_server_was_asked_for_is_not_called_one_that_has_not_be
         assert [answer.status for answer in answers] == [503, 503]
         assert not any("x-trireme-not-begun" in answer.headers for answer in answers)
         assert sum(counts(servers)) >= 2
+
+
+def test_a_model_is_asked_where_it_is_served() -> None:
+    models = (ServedModel("chat", "ensemble", 100), ServedModel("code", "code_ensemble", 100))
+    with KServeServer(*story()) as chat, KServeServer(*story()) as code:
+        code.model = "code_ensemble"
+        with RunningGateway(chat.url, code.url, models=models) as gateway:
+            wait_until(lambda: gateway.call("GET", "/health/ready").status == 200)
+            for name, number in (("chat", 3), ("code", 5)):
+                assert [gateway.complete(model=name).status for _ in range(number)] == [200] * number
+        assert counts([chat, code]) == [3, 5]
 
 
 def test_requests_are_spread_and_a_conversation_stays() -> None:
