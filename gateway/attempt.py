@@ -88,15 +88,19 @@ class Answerer(Protocol):
 
 
 class ModelAnswerer:
-    """A model of the deployment. Args: `generation` asks its servers; `tells_release`: they are asked for it, too."""
+    """A model of the deployment, or one release of it. Args: `generation` asks its servers."""
 
-    def __init__(self, model: ServedModel, generation: Generation, *, tells_release: bool = False) -> None:
-        self._model, self._generation, self._tells_release = model, generation, tells_release
+    def __init__(self, model: ServedModel, generation: Generation) -> None:
+        self._model, self._generation = model, generation
 
     @property
     def name(self) -> str:
         """Return the model's name."""
         return self._model.name
+
+    def on(self, model: ServedModel) -> "ModelAnswerer":
+        """Return what answers as one release of the model."""
+        return ModelAnswerer(model, self._generation)
 
     def cost_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost, in billionths of a US dollar."""
@@ -109,9 +113,10 @@ class ModelAnswerer:
             ApiError: there are tools, and the model writes calls in no way that is read here.
         """
         # A model that is not decoupled has one response: its answer begins with its end.
-        changes: dict[str, object] = {"stream": is_streaming and (asked.is_streaming or self._model.is_decoupled)}
-        if self._tells_release:
-            changes["return_release"] = True
+        changes: dict[str, object] = {
+            "stream": is_streaming and (asked.is_streaming or self._model.is_decoupled),
+            "return_release": True,
+        }
         if not self._model.has_admission:
             changes |= {"tenant": None}
         if asked.tool_choice is not None and (guide := self._model.guide(asked)) is not None:

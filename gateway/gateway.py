@@ -158,9 +158,8 @@ class Gateway:
             has_others = any(step.api for chain in self._rules.fallbacks for step in chain.steps)
             health = HealthRoutes(self.models, generation, metrics, has_others=has_others)
             cache = await self._cache(metrics, stack)
-            tells_release = self._ledger is not None or cache is not None
             chains = Chains(
-                [ModelAnswerer(model, generation, tells_release=tells_release) for model in self.models],
+                [ModelAnswerer(model, generation) for model in self.models],
                 self._rules,
                 {api.name: await stack.enter_async_context(api) for api in self._apis},
                 cache,

@@ -55,7 +55,7 @@ class ModelRoutes:
         return {"id": name, "object": "model", "created": self._begun_s, "owned_by": "trireme"}
 
     def _described(self, model: ServedModel, name: str = "") -> dict[str, Any]:
-        """Return a model by a name of its own or an alias, which has the model as its `root`."""
+        """Return a model by its own name, or by an alias or as a release, which have the model as their `root`."""
         limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}
         root = {"root": model.name} if name not in {"", model.name} else {}
         return (

@@ -18,6 +18,7 @@ from gateway.request_watch import RequestWatch
 CLIENT_GONE = "client_gone"  # in the metrics and the ledger
 _ANSWERED_BY = "x-trireme-answered-by"
 REQUEST_ID = "x-request-id"  # OpenAI's: its clients show it, and the ledger knows the request by it
+_RELEASE = "x-trireme-release"
 _KEPT = "exact-cache"  # no model or API has such a name
 
 # OpenTelemetry has no name for responses and messages: they are chats.
@@ -63,8 +64,10 @@ class RunningAnswer:
         self._entry = None if observers.ledger is None else observers.ledger.begin(self._row)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers: the id, the caller's limits, and who answers in place of the model."""
+        """Return the headers: the id, the caller's limits, the release, and what answers in place of the model."""
         found = {REQUEST_ID: self._answer.id, **self._allowed.headers()}
+        if self._answer.release is not None:
+            found[_RELEASE] = str(self._answer.release)
         if self._answered_by:
             found[_ANSWERED_BY] = self._answered_by
         return found

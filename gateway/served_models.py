@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models that callers may name, the Triton model that answers for each, and how their answers are read."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from gateway.ledger.prices import cost_nano_usd
 from gateway.tiers import Tiers
 from trireme.base.errors import ServingError, SpecError
 
+RELEASE_MARK = "@"  # no name of a model has it
+
 
 class ServedModel(NamedTuple):
     """A model as callers know it.
@@ -42,6 +45,7 @@ class ServedModel(NamedTuple):
         tokenizer: of the model; None: nobody knows the texts of its tokens.
         is_decoupled: requests may stream.
         pinning_model: Triton's name of the model that serves the release which a request names; "": there is none.
+        release: that answers, and no other; None: the server says which.
     """
 
     name: str
@@ -55,6 +59,22 @@ class ServedModel(NamedTuple):
     pinning_model: str = ""
     tokenizer: TokenizerSpec | None = None
     is_decoupled: bool = True
+    release: int | None = None
+
+    def on(self, release: int) -> "ServedModel":
+        """Return the model as one of its releases.
+
+        Raises:
+            ApiError: the deployment has nothing that serves the release which a request names.
+        """
+        if not self.pinning_model:
+            raise ApiError(
+                f"model: no release of {self.name} can be named: its deployment has no endpoint {PINNING_MODEL} "
+                f"whose responses are deltas; write {self.name}, or add the endpoint",
+                code="unsupported_parameter",
+                param="model",
+            )
+        return self._replace(release=release)
 
     def cost_nano_usd(self, usage: Usage) -> int:
         """Return what tokens cost, in billionths of a US dollar."""
@@ -130,8 +150,11 @@ class ServedModels:
     def get(self, name: str | None, caller: Caller) -> ServedModel:
         """Return a model by its name or an alias; without one the only model that the caller may use.
 
+        A name may say a release, as in `chat@7`.
+
         Raises:
-            ApiError: there is no such model, it is not for this caller, or there is no name and several models.
+            ApiError: there is no such model, it is not for this caller, there is no name and several models, or what
+                is behind the name is no release.
         """
         allowed = self.allowed(caller)
         if name is None and len(allowed) == 1:
@@ -139,6 +162,7 @@ class ServedModels:
         known = ", ".join(model.name for model in allowed) or "none for this key"
         if name is None:
             raise ApiError(f"model is missing; there are {known}", code="missing_field", param="model")
+        name, mark, release = name.partition(RELEASE_MARK)
         name = self._aliases.get(name, name)
         if name not in self._models:
             raise ApiError(
@@ -148,7 +172,18 @@ class ServedModels:
                 status=404,
             )
         caller.check_may_use(name)
-        return self._models[name]
+        model = self._models[name]
+        return model.on(_number_of(release)) if mark else model
+
+
+def _number_of(release: str) -> int:
+    if re.fullmatch(r"[0-9]{1,9}", release) and int(release) > 0:
+        return int(release)
+    raise ApiError(
+        f"model: behind {RELEASE_MARK} stands the number of a release, a whole number from 1; got {release[:16]!r}",
+        code="invalid_value",
+        param="model",
+    )
 
 
 def models_of(deployment: DeploymentSpec) -> ServedModels:

@@ -35,6 +35,7 @@ _OF_THE_OPERATOR = {
 _PARAMS = {
     "end_id": "ignore_eos",
     "num_return_sequences": "n",
+    "release": "model",  # as in `chat@7`
     "return_log_probs": "logprobs",
     "stop_words": "stop",
 }

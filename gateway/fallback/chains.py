@@ -43,7 +43,12 @@ class Chains:
         return self._models[model]
 
     def of(self, model: ServedModel, caller: Caller) -> list[Step]:
-        """Return the steps for a caller's request: the model, and what the caller's tenant allows in its place."""
+        """Return the steps for a caller's request: the model, and what the caller's tenant allows in its place.
+
+        A release that is named answers itself: nothing stands in for it, and no kept answer of another one.
+        """
+        if model.release is not None:
+            return [Step(self._models[model.name].on(model))]
         first = self._first(model, caller)
         chain = self._fallbacks.get(model.name)
         if chain is None:

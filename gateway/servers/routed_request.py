@@ -125,12 +125,13 @@ class RoutedRequest:
         self._tried.append(server)
         self._last_url = server.url
         joint = self._joint
-        is_pinned = joint is not None and joint.release is not None and bool(model.pinning_model)
+        release = model.release if joint is None or joint.release is None else joint.release
+        is_pinned = release is not None and bool(model.pinning_model)
         answer = ask(
             server,
             self._request if joint is None else joint.begin(),
             model=model.pinning_model if is_pinned else model.triton_model,
-            release=joint.release if joint is not None and is_pinned else None,
+            release=release if is_pinned else None,
             timeout_s=deadline_s - self._now_s(),
             silence_s=silence_s,
             numbers=numbers,

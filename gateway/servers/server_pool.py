@@ -105,7 +105,8 @@ class ServerPool:
         """
         if self._only is not None:  # what is wrong with it is best told by itself
             timeout_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
-            return self._only.client.generate(request, model=model.triton_model, timeout_s=timeout_s)
+            name = model.triton_model if model.release is None else model.pinning_model
+            return self._only.client.generate(request, model=name, release=model.release, timeout_s=timeout_s)
         for budget in self._budgets:
             budget.note_request()
         numbers = numbers_of(request, session=session, tenant=request.tenant or "") if self._has_affinity else []
