@@ -32,6 +32,10 @@ from gateway.ledger.ledger import Ledger
 from gateway.limits.limit_keeper import LimitKeeper
 from gateway.limits.limiter import Limiter
 from gateway.limits.tenant_limits import tenant_limits
+from gateway.live.recent_requests import RecentRequests
+from gateway.live.rollout_state import Rollouts
+from gateway.live.server_figures import MetricsPage, page_addresses
+from gateway.live.status_routes import StatusRoutes
 from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
 from gateway.redis_place import RedisPlace, connected
@@ -43,6 +47,7 @@ from gateway.servers.server_names import NamedServers, is_server_name, read_serv
 from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess
+from trireme.base.store_place import StorePlace
 
 if TYPE_CHECKING:
     from gateway.access.key_store import KeyStore  # needs an extra
@@ -87,10 +92,13 @@ class Gateway:
         limits_redis: has the use of limits, for several gateways; None: this process has it.
         cache_redis: has the kept answers, for several gateways; None: this process has them.
         rules: the deployment's for gateways.
+        metrics_urls: of the pages of metrics, one for each server, for the figures that admins see; empty: unknown.
+        rollouts: place of their store, for the same; None: unknown.
 
     Raises:
         RequestError: a URL is no address of a server.
-        SpecError: a file of either access cannot be used, or answers are to be kept of callers who are all alike.
+        SpecError: a file of either access cannot be used, answers are to be kept of callers who are all alike, or the
+            pages of metrics are not those of the servers.
     """
 
     def __init__(
@@ -106,6 +114,8 @@ class Gateway:
         cache_redis: RedisPlace | None = None,
         rules: GatewaySpec = _NO_RULES,
         limits: Limits = _USUAL,
+        metrics_urls: Sequence[str] = (),
+        rollouts: StorePlace | None = None,
     ) -> None:
         check_access(server_access)
         access.keys()
@@ -114,6 +124,7 @@ class Gateway:
         self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
         self._keys, self._ledger, self._rules = keys, ledger, rules
         self._limits_redis, self._cache_redis = limits_redis, cache_redis
+        self._metrics_urls, self._rollouts = page_addresses(metrics_urls, urls), rollouts
         self._apis = [ManagedApi(spec) for spec in rules.managed_apis]
         if rules.answer_cache is not None and access.token_file is not None:
             raise SpecError(
@@ -142,7 +153,7 @@ class Gateway:
         Raises:
             Unavailable: the database of keys is away at the start.
         """
-        metrics = GatewayMetrics()
+        metrics, recent = GatewayMetrics(), RecentRequests()
         if self._ledger is not None:
             metrics.watch_ledger(self._ledger.num_waiting_bytes)
         async with (
@@ -150,6 +161,7 @@ class Gateway:
             self._limiter() as limiter,
             self._budgets() as budgets,
             self._pool(metrics) as pool,
+            recent.counted(),
             contextlib.AsyncExitStack() as stack,
         ):
             if not pool.is_single:
@@ -165,11 +177,14 @@ class Gateway:
                 cache,
             )
             allowances = Allowances(limiter, budgets, tenant_limits(self._rules))
-            observers, timeout_s = Observers(metrics, self._ledger), self._limits.timeout_s
+            observers, timeout_s = Observers(metrics, self._ledger, recent), self._limits.timeout_s
             answering = Answering(self.models, chains, observers, allowances, timeout_s=timeout_s)
             sockets = ResponseSockets(answering, callers, max_bytes=self._limits.max_body_bytes)
             server = HttpServer(
-                _routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
+                [
+                    *_routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
+                    *_page_routes(self._status(pool, recent)),
+                ],
                 callers=callers,
                 metrics=metrics,
                 max_body_bytes=self._limits.max_body_bytes,
@@ -238,6 +253,11 @@ class Gateway:
         redis = await stack.enter_async_context(connected(self._cache_redis.url, silence_s=_CACHE_SILENCE_S))
         return AnswerCache(AnswersInRedis(redis, ttl_s=rules.ttl_s), metrics)
 
+    def _status(self, pool: ServerPool, recent: RecentRequests) -> StatusRoutes:
+        pages = [MetricsPage(url, self.models, self._server_access) for url in self._metrics_urls]
+        rollouts = None if self._rollouts is None else Rollouts(self._rollouts)
+        return StatusRoutes(self.models, pool, recent, pages=pages, rollouts=rollouts)
+
     def _budgets(self) -> contextlib.AbstractAsyncContextManager[Budgets | None]:
         return contextlib.nullcontext(None) if self._ledger is None else Budgets(self._ledger.store)
 
@@ -254,4 +274,10 @@ def _routes(openai: OpenAiRoutes, sockets: ResponseSockets, models: ModelRoutes,
         Route("GET", r"/health/live", health.live, is_open=True),
         Route("GET", r"/health/ready", health.ready, is_open=True),
         Route("GET", r"/metrics", health.metrics, is_for_admins=True),
+    ]
+
+
+def _page_routes(status: StatusRoutes) -> list[Route]:
+    return [
+        Route("GET", r"/admin/status", status.status, is_for_admins=True),
     ]

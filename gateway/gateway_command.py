@@ -21,6 +21,7 @@ from gateway.access.session_key import session_key
 from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger, journal_of
 from gateway.ledger.open_ledger import open_ledger
+from gateway.live.rollout_state import ROLLOUTS_OPTION
 from gateway.redis_place import RedisPlace
 from gateway.served_models import models_of
 from gateway.servers.server_pool import SILENCE_S
@@ -28,6 +29,7 @@ from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess, is_loopback
 from trireme.base.http_thread import listen
+from trireme.base.store_place import read_place
 
 DEFAULT_URL = "localhost:8001"
 
@@ -113,6 +115,22 @@ def serve(
             show_default="build/NAME/ledger_journal",
         ),
     ] = None,
+    metrics_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Triton's page of metrics, host:port or an http:// or https:// address, for the queue and the KV "
+            "cache on the gateway's page; again for each --url, in the same order.",
+            show_default="they are not shown",
+        ),
+    ] = None,
+    rollouts: Annotated[
+        str | None,
+        typer.Option(
+            help="Store of `trireme rollout`, to show how the rollout goes on the gateway's page: a file, or "
+            "postgresql://USER@HOST:PORT/DATABASE.",
+            show_default="it is not shown",
+        ),
+    ] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
         typer.Option(help="Format of the log.", show_default="the deployment's"),
@@ -192,6 +210,8 @@ def serve(
             rules=spec.gateway,
             limits_redis=None if limits is None else RedisPlace(limits, option="--limits"),
             cache_redis=None if cache is None else RedisPlace(cache, option="--cache"),
+            metrics_urls=metrics_url or (),
+            rollouts=None if rollouts is None else read_place(rollouts, option=ROLLOUTS_OPTION),
             limits=Limits(
                 timeout_s=timeout_s,
                 max_body_bytes=max_body_bytes,

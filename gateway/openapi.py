@@ -22,6 +22,7 @@ _READ = {
     "/health/live": "Say that the process answers",
     "/health/ready": "Say whether every model takes requests",
     "/metrics": "Return the metrics as text for Prometheus",
+    "/admin/status": "Return the figures of this moment: models, servers, rollout",
     "/openapi.json": "Return this description",
 }
 _OPEN = frozenset({"/health/live", "/health/ready", "/openapi.json"})

@@ -13,6 +13,7 @@ from gateway.answer import Answer
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_row import LedgerRow
+from gateway.live.recent_requests import RecentRequests
 from gateway.request_watch import RequestWatch
 
 CLIENT_GONE = "client_gone"  # in the metrics and the ledger
@@ -35,10 +36,13 @@ class Observers:
 
     Args:
         ledger: None: none is kept.
+        recent: has those of the last minute; None: nobody looks at them.
     """
 
-    def __init__(self, metrics: GatewayMetrics, ledger: Ledger | None = None) -> None:
-        self.metrics, self.ledger = metrics, ledger
+    def __init__(
+        self, metrics: GatewayMetrics, ledger: Ledger | None = None, recent: RecentRequests | None = None
+    ) -> None:
+        self.metrics, self.ledger, self.recent = metrics, ledger, recent or RecentRequests()
 
 
 class RunningAnswer:
@@ -61,6 +65,7 @@ class RunningAnswer:
             tier=answer.tier,
         )
         observers.metrics.note_begin()
+        observers.recent.begin(answer)
         self._entry = None if observers.ledger is None else observers.ledger.begin(self._row)
 
     def headers(self) -> dict[str, str]:
@@ -88,6 +93,7 @@ class RunningAnswer:
         self._watch.end()
         answer, metrics = self._answer, self._observers.metrics
         metrics.note_end(_OPERATIONS[answer.asked.endpoint], answer.model, self._watch, answer.made)
+        self._observers.recent.end(answer, error=self._watch.error, ttft_s=self._watch.ttft_s)
         if not self._watch.error:
             metrics.note_saved(_KEPT if answer.is_kept else answer.tier, answer.saved_nano_usd())
         if not answer.is_kept and self._answered_by:

@@ -63,7 +63,9 @@ def read_metrics(url: str, access: Access = NO_ACCESS) -> dict[str, float]:
     except HTTPException as exc:  # is no OSError; its text may be bytes of gRPC
         raise OSError(f"what answers does not speak HTTP ({exc!r})") from exc
     found = {}
-    for family in text_string_to_metric_families(text):
+    # Most lines of a page are buckets, and reading a line costs more than looking at it.
+    lines = "\n".join(line for line in text.split("\n") if not line.partition("{")[0].endswith("_bucket"))
+    for family in text_string_to_metric_families(lines):
         if not family.name.startswith(_PREFIXES):
             continue
         for sample in family.samples:

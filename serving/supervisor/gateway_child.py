@@ -53,9 +53,11 @@ class GatewayChild:
             )
         self._listener = listen(HERE, port, option="--gateway-port")
         host = HERE if triton.host in {"0.0.0.0", "::"} else triton.host
+        shown = f"[{host}]" if ":" in host else host
         self._command = [
             *[sys.executable, "-m", "trireme", "gateway", "serve", "--deployment", str(deployment)],
-            *["--url", f"[{host}]:{triton.grpc_port}" if ":" in host else f"{host}:{triton.grpc_port}"],
+            *["--url", f"{shown}:{triton.grpc_port}", "--metrics-url", f"{shown}:{triton.metrics_port}"],
+            *["--rollouts", str(folder / "rollouts.sqlite")],
             *["--keys", str(folder / "keys.sqlite"), "--session-key"],
             *["--ledger", str(folder / "ledger.sqlite"), "--ledger-journal", str(folder / "ledger_journal")],
             *["--log-format", log_format, "--listener", str(self._listener.fileno())],

@@ -41,7 +41,7 @@ def user(wheel: Path) -> Iterator[User]:
 def test_the_wheel_has_every_module_and_data_file_of_its_packages(wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
     names = set(zipfile.ZipFile(wheel).namelist())
-    packages = ("build_engines/", "clients/", "ensemble_configs/", "observability/", "serving/", "trireme/")
+    packages = ("build_engines/", "clients/", "ensemble_configs/", "gateway/", "observability/", "serving/", "trireme/")
     ours = {name for name in listed.stdout.splitlines() if name.startswith(packages)}
     deployments = {name for name in ours if name.startswith("ensemble_configs/deployments/")}
     assert ours - deployments - names == set()

@@ -17,6 +17,7 @@ from gateway.redis_place import RedisPlace
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.http_access import HttpAccess
 from trireme.base.http_thread import listen
+from trireme.base.store_place import StorePlace
 
 MODELS = (ServedModel("demo", "ensemble", 100),)
 
@@ -56,6 +57,8 @@ class RunningGateway:
         rules: GatewaySpec = GatewaySpec(),  # noqa: B008  immutable
         cache_redis: RedisPlace | None = None,
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
+        metrics_urls: tuple[str, ...] = (),
+        rollouts: StorePlace | None = None,
     ) -> None:
         cert_file, key_file = certificate or (None, None)
         access = HttpAccess(cert_file=cert_file, key_file=key_file, token_file=token_file)
@@ -68,6 +71,8 @@ class RunningGateway:
             rules=rules,
             cache_redis=cache_redis,
             limits=limits,
+            metrics_urls=metrics_urls,
+            rollouts=rollouts,
         )
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]
