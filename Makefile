@@ -39,7 +39,7 @@ unit: setup ## The tests that take no server, no other program and no seconds
 	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
 	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)

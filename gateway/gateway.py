@@ -38,6 +38,7 @@ from gateway.live.server_figures import MetricsPage, page_addresses
 from gateway.live.status_routes import StatusRoutes
 from gateway.model_routes import ModelRoutes
 from gateway.openai_routes import OpenAiRoutes
+from gateway.page.page_routes import PageRoutes
 from gateway.redis_place import RedisPlace, connected
 from gateway.response_socket import ResponseSockets
 from gateway.running_answer import Observers
@@ -183,7 +184,7 @@ class Gateway:
             server = HttpServer(
                 [
                     *_routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
-                    *_page_routes(self._status(pool, recent)),
+                    *_page_routes(PageRoutes(), self._status(pool, recent)),
                 ],
                 callers=callers,
                 metrics=metrics,
@@ -277,7 +278,8 @@ def _routes(openai: OpenAiRoutes, sockets: ResponseSockets, models: ModelRoutes,
     ]
 
 
-def _page_routes(status: StatusRoutes) -> list[Route]:
+def _page_routes(page: PageRoutes, status: StatusRoutes) -> list[Route]:
     return [
+        Route("GET", r"/(?:page/[a-z_]{1,32}\.[a-z]{2,4})?", page.file, is_open=True),
         Route("GET", r"/admin/status", status.status, is_for_admins=True),
     ]

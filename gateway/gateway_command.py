@@ -298,7 +298,7 @@ def _address(listener: socket.socket, gateway: Gateway) -> str:
 
 def _welcome(listener: socket.socket, gateway: Gateway) -> str:
     where, names = _address(listener, gateway), ", ".join(model.name for model in gateway.models)
-    return f"OpenAI's API of {names} at {where}/v1; metrics at {where}/metrics"
+    return f"OpenAI's API of {names} at {where}/v1; its page at {where}; metrics at /metrics"
 
 
 def _first_request(listener: socket.socket, gateway: Gateway, key: str) -> str:
@@ -306,6 +306,7 @@ def _first_request(listener: socket.socket, gateway: Gateway, key: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
     return (
         f"  key      {key}   (of this run)\n"
+        f"  page     {_address(listener, gateway)}/\n"
         f"ask it:  curl {_address(listener, gateway)}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
         f"           -d '{body}'"
     )

@@ -38,7 +38,7 @@ def open_page(url: str, *, script: str, width: int, profile: Path) -> Opened:
 
 
 async def _open(url: str, *, script: str, width: int, profile: Path) -> Opened:
-    async with _devtools(profile) as (ask, events):
+    async with devtools(profile) as (ask, events):
         target = await ask("Target.createTarget", url="about:blank")
         attached = await ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         session = attached["sessionId"]
@@ -70,7 +70,7 @@ def _environment() -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _devtools(profile: Path) -> AsyncIterator[tuple[Any, list[dict[str, Any]]]]:
+async def devtools(profile: Path) -> AsyncIterator[tuple[Any, list[dict[str, Any]]]]:
     """Start a browser, and yield how to ask it (Chrome DevTools Protocol)."""
     command = [
         str(CHROMIUM.program(CODE_ROOT)), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
