@@ -173,6 +173,7 @@ def _address(given: str) -> str:
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        is_address = is_address and ("://" in given or parts.port is not None)
     except ValueError:
         is_address = False
     if not is_address or any(char.isspace() for char in url):

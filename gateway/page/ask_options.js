@@ -3,15 +3,24 @@
 
 import { copyOf, make } from "./elements.js";
 
+let numLists = 0;
+
 /** The choice of a model, or of one release of it. */
 export class ModelChoice {
   #select;
   #release;
+  #known;
+  #releases = {};
 
   constructor() {
     this.element = copyOf("choice-template");
     this.#select = this.element.querySelector("select");
     this.#release = this.element.querySelector("input");
+    numLists += 1;
+    this.#known = make("datalist", { id: `releases-${numLists}` });
+    this.#release.setAttribute("list", this.#known.id);
+    this.element.append(this.#known);
+    this.#select.addEventListener("change", () => this.#suggest());
   }
 
   /** Offer some models, by their names; the one that is chosen stays so. */
@@ -24,6 +33,23 @@ export class ModelChoice {
   /** Choose the n-th of the models. */
   choose(number) {
     this.#select.selectedIndex = Math.min(number, this.#select.options.length - 1);
+    this.#suggest();
+  }
+
+  /** Suggest releases, by the names of their models; any other one may be typed in all the same. */
+  suggest(releases) {
+    this.#releases = releases;
+    this.#suggest();
+  }
+
+  /** Name a release, where none is named. */
+  nameRelease(number) {
+    if (!this.#release.value) this.#release.value = number;
+  }
+
+  #suggest() {
+    const known = this.#releases[this.#select.value] ?? [];
+    this.#known.replaceChildren(...known.map((number) => make("option", { value: String(number) })));
   }
 
   /** The name as the API takes it: `chat`, or `chat@7`. */

@@ -36,6 +36,11 @@ export class ChatView {
     this.#choice.offer(names);
   }
 
+  /** Suggest releases, by the names of their models. */
+  suggest(releases) {
+    this.#choice.suggest(releases);
+  }
+
   /** Take the focus. */
   focus() {
     this.#message.focus();

@@ -38,6 +38,15 @@ export class CompareView {
     });
   }
 
+  /** Suggest releases, by the names of their models; of an only model with several, the sides begin with two of them. */
+  suggest(releases) {
+    for (const { choice } of this.#sides) choice.suggest(releases);
+    const [only, ...others] = Object.values(releases);
+    if (others.length || !only || only.length < 2 || this.#sides.some(({ answer }) => answer)) return;
+    this.#sides[0].choice.nameRelease(only.at(0));
+    this.#sides[1].choice.nameRelease(only.at(-1));
+  }
+
   /** Take the focus. */
   focus() {
     this.#prompt.focus();

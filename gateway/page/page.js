@@ -38,7 +38,7 @@ async function enter() {
   const names = (await get("v1/models")).data.map((model) => model.id);
   chat.offer(names);
   compare.offer(names);
-  isAdmin = await mayLookAtFigures();
+  isAdmin = await lookAtFigures();
   isIn = true;
   document.querySelector("nav").hidden = false;
   document.querySelector('nav a[href="#live"]').hidden = !isAdmin;
@@ -46,13 +46,22 @@ async function enter() {
   showView();
 }
 
-async function mayLookAtFigures() {
+/** Return whether the key may see the figures; the releases that these name are suggested. */
+async function lookAtFigures() {
   try {
-    await get("admin/status");
+    const { models, servers } = await get("admin/status");
+    const engines = servers.flatMap((server) => server.figures?.engines ?? []).filter((engine) => engine.is_up);
+    const releases = {};
+    for (const { name } of models) {
+      const found = engines.filter((engine) => engine.model === name).map((engine) => engine.release);
+      releases[name] = [...new Set(found)].sort((one, other) => one - other);
+    }
+    chat.suggest(releases);
+    compare.suggest(releases);
     return true;
   } catch (failure) {
-    if (failure.status === 403) return false;
-    throw failure;
+    if (failure.status === 401) throw failure;
+    return failure.status !== 403; // what else is wrong with the figures is told where they are shown
   }
 }
 
@@ -113,8 +122,13 @@ function showView() {
     else link.removeAttribute("aria-current");
   }
   if (name === "chat") chat.focus();
-  else if (name === "compare") compare.focus();
+  else if (name === "compare") showCompare();
   else byId("main").focus();
+}
+
+function showCompare() {
+  compare.focus();
+  if (isAdmin) lookAtFigures().catch(() => undefined); // releases come and go; without suggestions one types
 }
 
 function isViewShown() {

@@ -114,8 +114,8 @@ def test_two_releases_answer_side_by_side(served: Served, tab: PageTab) -> None:
     tab.go_to("compare")
     tab.option("max_tokens", 20, within="#compare-options")
     tab.option("temperature", 0, within="#compare-options")
-    tab.option("release", 1, within="#left")
-    tab.option("release", 2, within="#right")
+    tab.wait("document.querySelector('#right [name=release]').value === '2'")  # both are suggested
+    assert tab.run("document.querySelector('#left [name=release]').value") == "1"
     tab.send("Once upon a time")
     tab.wait("!document.getElementById('compared').hidden")
     left, right = (

@@ -90,7 +90,9 @@ def test_an_address_may_be_a_host_and_a_port_and_there_is_one_for_each_server() 
         page_addresses(["a:2"], ["a:1", "b:1"])
 
 
-@pytest.mark.parametrize("given", ["", "ftp://a", "a:x", "http://", "a b:1", "file:///etc/passwd", "http://a:99999"])
+@pytest.mark.parametrize(
+    "given", ["", "nonsense", "[::1", "ftp://a", "a:x", "http://", "a b:1", "file:///etc/passwd", "http://a:99999"]
+)
 def test_what_is_no_address_is_refused(given: str) -> None:
     with pytest.raises(SpecError, match="is no address of a page of metrics"):
         page_addresses([given], ["a:1"])

@@ -3,7 +3,7 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from kserve_server import KServeServer, response, story
 from metrics_page import metrics_page
 from running_gateway import RunningGateway
 
+from clients.rollout.records.open_database import is_there
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
@@ -20,6 +21,10 @@ from gateway.access.caller import Role
 from gateway.access.key_record import NewKey
 from gateway.access.key_store import KeyStore
 from gateway.served_models import ServedModel
+from trireme.base.store_place import PostgresPlace, StorePlace
+
+if TYPE_CHECKING:
+    from postgres_here import PostgresServer
 
 PLAN = Plan(candidate=2, stable=1, release={}, salt="s", shares=(0.25, 1.0), step_requests=10)
 METRICS = """\
@@ -86,14 +91,21 @@ def test_the_figures_of_two_servers_are_each_its_own() -> None:
         assert "127.0.0.1:1" in second["figures"]["why_not"]
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
+    if request.param == "sqlite":
+        return tmp_path / "rollouts.sqlite"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return PostgresPlace(server.url(server.new_database()), option="--rollouts")
+
+
 def test_a_rollout_is_told_from_its_store_and_none_is_begun_by_looking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.live.rollout_state._FRESH_S", 0.0)
-    place = tmp_path / "rollouts.sqlite"
     with KServeServer(*story()) as server, RunningGateway(server.url, rollouts=place) as gateway:
         assert status_of(gateway)["rollouts"] == {"why_not": "", "rollout": None}
-        assert not place.exists()
+        assert not is_there(place)
         with Store(place) as store:
             begun = store.begin("demo", msgspec.json.encode(PLAN).decode(), why="half the memory")
             store.enter(begun.id, Phase.RUNNING, why="it loads", step=0)
