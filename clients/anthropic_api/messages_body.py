@@ -22,8 +22,7 @@ from clients.infer_messages import GenerateRequest
 from clients.openai_api.api_error import ApiError, shown
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.body_fields import NotNegative, Positive, Refused, TopP, guide_of, read_fields
-from clients.openai_api.offered_tools import offered_tools
-from clients.openai_api.tool_calls.callable_tools import callable_tools
+from clients.openai_api.offered_tools import PARAM, ToolChoice, offered_tools
 from ensemble_configs.chat.chat_messages import MAX_TOOLS, Function, Tool, without_nulls
 
 _ITS_OWN = "whether and how long a model thinks is its own"
@@ -111,12 +110,13 @@ def message_request_of(body: Mapping[str, Any], *, base: GenerateRequest) -> Ask
     choice = parsed.tool_choice
     wanted = None if parsed.output_config is None else parsed.output_config.format
     tools = offered_tools(map(_as_tool, parsed.tools or ()), _choice(choice))
+    tools.check_format("text" if wanted is None else "json_schema", param="output_config.format")
     request = msgspec.structs.replace(
         base,
         max_tokens=parsed.max_tokens,
         messages=chat_messages(parsed.messages, system=joined(parsed.system or "")),
         stop_words=tuple(parsed.stop_sequences or ()) or None,
-        tools=tools or None,
+        tools=tools.told or None,
         **_sampling(parsed),
         **({} if wanted is None else guide_of("json_schema", wanted.schema, param="output_config.format")),
     )
@@ -125,8 +125,10 @@ def message_request_of(body: Mapping[str, Any], *, base: GenerateRequest) -> Ask
         requests=(request,),
         model=parsed.model,
         is_streaming=bool(parsed.stream),
-        tools=callable_tools(tools),
-        max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
+        tools=tools.callable,
+        max_calls=tools.max_calls(are_parallel=choice is None or not choice.disable_parallel_tool_use),
+        tool_choice=tools.forced,
+        guide_param=PARAM if tools.must_call else "output_config.format",
     )
 
 
@@ -138,11 +140,20 @@ def _sampling(parsed: MessagesBody) -> dict[str, object]:
     return {**found, "top_k": parsed.top_k} if parsed.top_k else found
 
 
-def _choice(choice: _ToolChoice | None) -> Any:
-    """Return the choice of tools as OpenAI has it; what no model can be held to is refused by whoever reads it."""
+def _choice(choice: _ToolChoice | None) -> ToolChoice | None:
+    """Return the choice of tools as OpenAI's chats have it.
+
+    Raises:
+        ApiError: a tool is to be called, and the choice does not say which.
+    """
     if choice is None:
         return None
-    return choice.type if choice.type in {"auto", "none"} else msgspec.to_builtins(choice)
+    if choice.type == "tool":
+        if choice.name is None:
+            param = f"{PARAM}.name"
+            raise ApiError(f"{param} is missing; name one of the tools", code="missing_field", param=param)
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
 
 
 def _plain_tools(tools: object) -> object:

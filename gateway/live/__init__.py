@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that are given again where the same is asked again."""
+"""The figures of this moment that admins see: requests, servers, and the rollout."""

@@ -242,6 +242,24 @@ def test_one_call_alone_where_the_caller_wants_one() -> None:
         assert [block.type for block in none.content] == ["text"]
 
 
+@pytest.mark.parametrize(
+    ("choice", "num_calls"),
+    [
+        ({"type": "any"}, 2),
+        ({"type": "any", "disable_parallel_tool_use": True}, 1),
+        ({"type": "tool", "name": "weather"}, 1),
+    ],
+    ids=["any", "any, once", "one tool"],
+)
+def test_calls_that_must_be_made_are_guided(choice: dict[str, Any], num_calls: int) -> None:
+    site = Site(*said(CALL + "\n" + CALL))
+    with site as client:
+        answer = ask(client, tools=[WEATHER], tool_choice=choice)
+        assert site.sent()["guided_decoding_guide_type"] == "structural_tag"
+    assert answer.stop_reason == "tool_use"
+    assert [block.type for block in answer.content].count("tool_use") == num_calls
+
+
 def test_tokens_that_the_kv_cache_had_are_apart() -> None:
     asked = Asked(endpoint=Endpoint.MESSAGES, requests=(GenerateRequest(max_tokens=1),))
     events = MessageEvents(asked, answer_id="x", model="demo", usage=Usage())
@@ -311,10 +329,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a tool's name": ({"tools": [{**WEATHER, "name": "a b"}]}, "tools: name: "),
     "a tool without a schema": ({"tools": [{"name": "weather"}]}, "tools[0]: object missing"),
     "a tool that is loaded later": ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools[0]: "),
-    "any tool": ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, "tool_choice must be none or auto"),
-    "one tool": (
-        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}},
-        "tool_choice must be none or auto",
+    "a tool that is not there": (
+        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "clock"}},
+        "tool_choice ('clock') is none of the tools: weather",
+    ),
+    "a tool without a name": ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
+    "calls in a format": (
+        {
+            "tools": [WEATHER],
+            "tool_choice": {"type": "any"},
+            "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        },
+        "tool_choice contradicts output_config.format",
     ),
     "a choice of no tools": ({"tool_choice": {"type": "auto"}}, "tool_choice is for tools"),
     "a budget of thoughts": (
