@@ -17,7 +17,7 @@ _TYPES = {
     504: "timeout_error",
     _NO_ROOM: "overloaded_error",
 }
-_PARAMS = {"stop": "stop_sequences", "response_format": "output_config.format"}
+_PARAMS = {"stop": "stop_sequences"}
 
 
 def message_status(error: ApiError) -> int:

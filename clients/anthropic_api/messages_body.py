@@ -25,6 +25,7 @@ from clients.openai_api.body_fields import NotNegative, Positive, Refused, TopP,
 from clients.openai_api.offered_tools import PARAM, ToolChoice, offered_tools
 from ensemble_configs.chat.chat_messages import MAX_TOOLS, Function, Tool, without_nulls
 
+_FORMAT = "output_config.format"
 _ITS_OWN = "whether and how long a model thinks is its own"
 _NOT_CARRIED: Refused = {
     "container": ((), "the tools that it is for are not served here"),
@@ -110,7 +111,7 @@ def message_request_of(body: Mapping[str, Any], *, base: GenerateRequest) -> Ask
     choice = parsed.tool_choice
     wanted = None if parsed.output_config is None else parsed.output_config.format
     tools = offered_tools(map(_as_tool, parsed.tools or ()), _choice(choice))
-    tools.check_format("text" if wanted is None else "json_schema", param="output_config.format")
+    tools.check_format("text" if wanted is None else wanted.type, param=_FORMAT)
     request = msgspec.structs.replace(
         base,
         max_tokens=parsed.max_tokens,
@@ -118,7 +119,7 @@ def message_request_of(body: Mapping[str, Any], *, base: GenerateRequest) -> Ask
         stop_words=tuple(parsed.stop_sequences or ()) or None,
         tools=tools.told or None,
         **_sampling(parsed),
-        **({} if wanted is None else guide_of("json_schema", wanted.schema, param="output_config.format")),
+        **({} if wanted is None else guide_of("json_schema", wanted.schema, param=_FORMAT)),
     )
     return Asked(
         endpoint=Endpoint.MESSAGES,
@@ -126,9 +127,9 @@ def message_request_of(body: Mapping[str, Any], *, base: GenerateRequest) -> Ask
         model=parsed.model,
         is_streaming=bool(parsed.stream),
         tools=tools.callable,
-        max_calls=tools.max_calls(are_parallel=choice is None or not choice.disable_parallel_tool_use),
+        max_calls=tools.max_calls(are_parallel=not (choice is not None and choice.disable_parallel_tool_use)),
         tool_choice=tools.forced,
-        guide_param=PARAM if tools.must_call else "output_config.format",
+        guide_param=PARAM if tools.must_call else _FORMAT,
     )
 
 
@@ -144,14 +145,17 @@ def _choice(choice: _ToolChoice | None) -> ToolChoice | None:
     """Return the choice of tools as OpenAI's chats have it.
 
     Raises:
-        ApiError: a tool is to be called, and the choice does not say which.
+        ApiError: one tool is to be called, and it has no name; or there is a name, and any may be called.
     """
     if choice is None:
         return None
+    if (choice.type == "tool") != (choice.name is not None):
+        raise ApiError(
+            f"{PARAM}.name is that of the one tool to call: it goes with the type tool, and with no other",
+            code="invalid_value",
+            param=f"{PARAM}.name",
+        )
     if choice.type == "tool":
-        if choice.name is None:
-            param = f"{PARAM}.name"
-            raise ApiError(f"{param} is missing; name one of the tools", code="missing_field", param=param)
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type
 

@@ -242,22 +242,34 @@ def test_one_call_alone_where_the_caller_wants_one() -> None:
         assert [block.type for block in none.content] == ["text"]
 
 
-@pytest.mark.parametrize(
-    ("choice", "num_calls"),
-    [
-        ({"type": "any"}, 2),
-        ({"type": "any", "disable_parallel_tool_use": True}, 1),
-        ({"type": "tool", "name": "weather"}, 1),
-    ],
-    ids=["any", "any, once", "one tool"],
-)
-def test_calls_that_must_be_made_are_guided(choice: dict[str, Any], num_calls: int) -> None:
-    site = Site(*said(CALL + "\n" + CALL))
+def test_an_answer_is_held_to_calls_where_the_caller_wants_them() -> None:
+    clock: ToolParam = {"name": "clock", "input_schema": {"type": "object"}}
+    site = Site(*said(CALL + CALL), model=HERMES._replace(is_reasoning=False))
     with site as client:
-        answer = ask(client, tools=[WEATHER], tool_choice=choice)
-        assert site.sent()["guided_decoding_guide_type"] == "structural_tag"
-    assert answer.stop_reason == "tool_use"
-    assert [block.type for block in answer.content].count("tool_use") == num_calls
+        guides = []
+        for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}, None):
+            answer = ask(client, tools=[WEATHER, clock], **({} if choice is None else {"tool_choice": choice}))
+            assert answer.stop_reason == "tool_use"
+            calls = len([block for block in answer.content if block.type == "tool_use"])
+            guides.append((calls, site.sent().get("guided_decoding_guide", "")))
+    (any_calls, any_guide), (one_call, one_guide), (_, no_guide) = guides
+    assert (any_calls, one_call) == (2, 1)
+    assert "clock" in any_guide
+    assert "weather" in one_guide
+    assert "clock" not in one_guide
+    assert no_guide == ""
+
+
+def test_an_engine_that_cannot_guide_says_so_of_the_caller_s_own_field() -> None:
+    refused = "[INVALID_ARG field=guided_decoding_guide_type] guided_decoding_guide_type is not supported"
+    fields: dict[str, dict[str, Any]] = {
+        "tool_choice": {"tools": [WEATHER], "tool_choice": {"type": "any"}},
+        "output_config.format": {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+    }
+    with Site(refused, model=HERMES._replace(is_reasoning=False)) as client:
+        for name, asked in fields.items():
+            with pytest.raises(anthropic.BadRequestError, match=f"'{name}: "):
+                ask(client, **asked)
 
 
 def test_tokens_that_the_kv_cache_had_are_apart() -> None:
@@ -329,18 +341,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a tool's name": ({"tools": [{**WEATHER, "name": "a b"}]}, "tools: name: "),
     "a tool without a schema": ({"tools": [{"name": "weather"}]}, "tools[0]: object missing"),
     "a tool that is loaded later": ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools[0]: "),
-    "a tool that is not there": (
-        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "clock"}},
-        "tool_choice ('clock') is none of the tools: weather",
-    ),
-    "a tool without a name": ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
-    "calls in a format": (
+    "any tool, and a format": (
         {
             "tools": [WEATHER],
             "tool_choice": {"type": "any"},
-            "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            "output_config": {"format": {"type": "json_schema", "schema": {}}},
         },
         "tool_choice contradicts output_config.format",
+    ),
+    "one tool without a name": ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name is that of"),
+    "any tool with a name": (
+        {"tools": [WEATHER], "tool_choice": {"type": "any", "name": "weather"}},
+        "tool_choice.name is that of",
+    ),
+    "one tool that is not offered": (
+        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "clock"}},
+        "tool_choice ('clock') is none of the tools",
     ),
     "a choice of no tools": ({"tool_choice": {"type": "auto"}}, "tool_choice is for tools"),
     "a budget of thoughts": (
