@@ -45,7 +45,11 @@ class Served(RunningServer):
 
     def trireme(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "trireme", *arguments]
-        return subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with (self.folder / f"{arguments[1]}.log").open("wb") as log:
+            return subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+
+    def said(self, command: str) -> str:
+        return (self.folder / f"{command}.log").read_text(errors="replace")
 
 
 @pytest.fixture(scope="module")
@@ -158,17 +162,22 @@ def test_the_figures_of_the_engines_move_with_what_runs(tab: PageTab) -> None:
 
 
 def test_a_rollout_is_seen_to_begin_and_to_end(served: Served, tab: PageTab) -> None:
+    def is_shown(words: str) -> bool:
+        assert rollout.poll() is None, served.said("start")
+        return words in tab.text("#rollout")
+
     tab.go_to("live")
     tab.wait("document.getElementById('rollout').innerText.includes('There was none yet')")
     (served.folder / "candidate.yaml").write_text("engine: {seed: 3}\n")
-    rollout = served.trireme("rollout", "start", "candidate.yaml", "--steps", "50,100", "--why", "seen on the page")
+    options = ("--steps", "50,100", "--port", "0", "--why", "seen on the page")
+    rollout = served.trireme("rollout", "start", "candidate.yaml", *options)
     try:
-        tab.wait("document.getElementById('rollout').innerText.includes('running since')")
+        wait_until(lambda: is_shown("running since"), 120.0)
         shown = tab.text("#rollout")
         assert "canary of served" in shown
         assert "3 gets 50 % of the requests, beside 2" in shown
         tab.wait("document.querySelectorAll('#servers tbody tr').length === 3")  # the candidate's engine, too
-        assert served.trireme("rollout", "abort", "--why", "seen enough").wait(60) == 0
+        assert served.trireme("rollout", "abort", "--why", "seen enough").wait(60) == 0, served.said("abort")
         tab.wait("document.getElementById('rollout').innerText.includes('rolled back since')")
         assert "seen enough" in tab.text("#rollout")
         rollout.wait(60)
