@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gateway's page in a browser's tab, as a person uses it: by its keys, and by what is seen."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 from browser_tab import BrowserTab
 
+_USED = {"button", "checkbox", "combobox", "link", "spinbutton", "textbox", "DisclosureTriangle"}
 ANSWER = ".turn:last-child .answer"
 # Each text that is seen, with the contrast to what is behind it (WCAG 2.2, 1.4.3): 4.5 is the least for small text.
 CONTRASTS = """(() => {
@@ -93,6 +95,19 @@ class PageTab(BrowserTab):
         found = self.run(CONTRASTS)
         assert len(found) > 5
         assert [(text, round(ratio, 2)) for text, ratio in found if ratio < 4.5] == []
+
+    def check_names(self) -> None:
+        """Check that a screen reader has a name for all that can be used, and that headings have an order."""
+        found = self.accessible()
+        used = [(role, name) for role, name in found if role in _USED]
+        assert len(used) >= 3
+        assert [role for role, name in used if not name.strip()] == []
+        levels = self.run(
+            "[...document.querySelectorAll('h1, h2, h3')].filter((each) => each.checkVisibility())"
+            ".map((each) => Number(each.tagName[1]))"
+        )
+        assert levels[0] == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), levels
 
     def check_width(self) -> None:
         """Check that nothing makes the page scroll sideways."""

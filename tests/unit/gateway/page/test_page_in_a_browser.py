@@ -377,6 +377,7 @@ def test_every_view_can_be_read_and_scrolls_in_one_direction(
         tab.sign_in("tri-wrong")
         tab.wait("document.getElementById('key-failure').textContent")
         tab.check_contrasts()
+        tab.check_names()
         tab.check_width()
         tab.run("document.getElementById('key').value = ''")
         tab.sign_in(admin.text)
@@ -386,16 +387,19 @@ def test_every_view_can_be_read_and_scrolls_in_one_direction(
         tab.send(long)
         assert tab.wait_for_answer() == long
         tab.check_contrasts()
+        tab.check_names()
         tab.check_width()
         tab.go_to("compare")
         tab.run("document.getElementById('compare-options').open = true")
         tab.send(long)
         tab.wait("!document.getElementById('compared').hidden")
         tab.check_contrasts()
+        tab.check_names()
         tab.check_width()
         tab.go_to("live")
         tab.wait("document.querySelectorAll('#servers tbody tr').length === 2")
         tab.check_contrasts()
+        tab.check_names()
         tab.check_width()
 
 
