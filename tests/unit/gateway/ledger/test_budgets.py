@@ -127,6 +127,7 @@ def test_without_the_ledger_a_known_key_goes_on_and_an_unknown_one_waits(
                 assert (await refusal(budgets, limits, 2 * DOLLAR)).status == 429
                 error = await refusal(budgets, limits, 1, key="unknown")
                 assert (error.status, error.code) == (503, "unavailable")
+                assert error.headers == {"x-trireme-not-begun": "true"}
             await asyncio.sleep(1.1)  # so long it is not asked again
             await budgets.reserve("c", "unknown", limits, nano_usd=1)
 

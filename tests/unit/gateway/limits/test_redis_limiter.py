@@ -258,6 +258,7 @@ def test_while_redis_is_away_keys_with_limits_are_refused_or_counted_here(
                     away.enter_context(own_redis.silent())
                 error = await refusal(closed, key, limits)
                 assert (error.status, error.code) == (503, "unavailable")
+                assert error.headers == {"x-trireme-not-begun": "true"}
                 assert (await refusal(closed, key, limits)).status == 503
                 assert len(closed._unsettled) == 1  # of the first, which may have reached Redis, and not of the second
                 for _ in range(3):
