@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.peers import model_files
 from benchmarks.peers.child_server import serving
+from benchmarks.peers.cpu_parts import ENGINE, FRONT_DOOR, SERVER, cpu_by_part
 from benchmarks.peers.peer import AskedServer, Started, is_ready
 from trireme.base.free_ports import free_ports
 
@@ -30,9 +31,9 @@ class DynamoMocker:
     precision = "no model"
     needs: tuple[Path, ...] = (Path(_PYTHON),)
 
-    def __init__(self, tokenizer_dir: Path, *, step_ms: float, beside: str) -> None:
+    def __init__(self, tokenizer_dir: Path, *, step_ms: float, beside: str | None = None) -> None:
         self.name = "Dynamo's frontend + mocker"
-        self.beside: str | None = beside
+        self.beside = beside
         self._tokenizer_dir = tokenizer_dir
         self._step_ms = step_ms
 
@@ -59,7 +60,18 @@ class DynamoMocker:
                     "python -m dynamo.frontend --discovery-backend file; python -m dynamo.mocker "
                     f"--discovery-backend file --extra-engine-args {json.dumps(engine)}"
                 )
-                yield AskedServer(url, _MODEL, version=_version(), settings=settings, cpu_s=cpu_s)
+                yield AskedServer(
+                    url,
+                    _MODEL,
+                    version=_version(),
+                    settings=settings,
+                    cpu_s=cpu_s,
+                    cpu_parts_s=lambda: cpu_by_part(cpu_s.processes(), _part_of),
+                )
+
+
+def _part_of(command: list[str]) -> str:
+    return ENGINE if "dynamo.mocker" in command else FRONT_DOOR if "dynamo.frontend" in command else SERVER
 
 
 def _version() -> str:

@@ -21,6 +21,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         client_cpu_share: of a core, of the client's busiest process; None: there was no client.
         server_cpu_s_per_1000_tokens: core seconds of all its processes; None: not told.
+        tokens_per_core_s: the same the other way round: tokens/s for each core that the server keeps busy.
+        cpu_parts_s_per_1000_tokens: of each part of the server; None: not told.
         tokens_per_chunk: output tokens of a response with any.
     """
 
@@ -31,6 +33,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_chunk: float
     client_cpu_share: float | None
     server_cpu_s_per_1000_tokens: float | None
+    tokens_per_core_s: float | None = None
+    cpu_parts_s_per_1000_tokens: dict[str, float] | None = None
 
 
 def figures(answered: Answered, load: Load, *, output_tokens: int) -> Figures:
@@ -60,6 +64,9 @@ def figures(answered: Answered, load: Load, *, output_tokens: int) -> Figures:
         tokens_per_chunk=num_tokens / sum(sum(map(bool, record.tokens)) for record in answered.records),
         client_cpu_share=found.client.cpu_share,
         server_cpu_s_per_1000_tokens=None if used_s is None else 1000 * used_s / num_tokens,
+        tokens_per_core_s=num_tokens / used_s if used_s else None,
+        cpu_parts_s_per_1000_tokens={part: 1000 * used_s / num_tokens for part, used_s in answered.cpu_parts_s.items()}
+        or None,
     )
 
 
@@ -68,16 +75,22 @@ def medians(rounds: Sequence[Figures]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in Figures.__struct_fields__:
         values = [value for one in rounds if (value := getattr(one, name)) is not None]
-        found[name] = median_with_interval(values) if values else None
+        if values and isinstance(values[0], dict):
+            found[name] = {part: median_with_interval([value[part] for value in values]) for part in values[0]}
+        else:
+            found[name] = median_with_interval(values) if values else None
     return found
 
 
-def ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Mapping[str, dict[str, float]]:
-    """Return ours over theirs within a round.
+def ratios(
+    ours: Sequence[Figures],
+    theirs: Sequence[Figures],
+    names: Sequence[str] = ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"),
+) -> Mapping[str, dict[str, float]]:
+    """Return ours over theirs within a round, for some figures by their names.
 
     For tokens/s a ratio above 1 is better for ours, for times one below 1.
     """
-    names = ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
     pairs = list(zip(ours, theirs, strict=True))
     return {
         name: median_with_interval([getattr(one, name) / getattr(other, name) for one, other in pairs])

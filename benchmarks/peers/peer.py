@@ -3,12 +3,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
+from clients.access import NO_ACCESS, Access
 from clients.infer_messages import GenerateRequest
 from clients.load.load_options import Load
 from clients.load.processes import run_processes
@@ -26,6 +27,7 @@ class Answered(msgspec.Struct, frozen=True):
     records: list[LoadRecord]
     client_cpu: list[list[CpuSample]]  # of each process of the client; none: there was no client
     server_cpu_s: float | None  # of all processes of the server, while the load was on; None: not told
+    cpu_parts_s: dict[str, float] = {}  # of this, what each part of the server took; empty: not told
 
 
 class Started(Protocol):
@@ -58,14 +60,28 @@ class AskedServer:
 
     Args:
         cpu_s: tells the CPU time of all its processes up to now.
+        cpu_parts_s: the same for each part of the server. None: nobody asks for parts.
+        access: the key, where the server wants one.
     """
 
-    def __init__(self, url: str, model: str, *, version: str, settings: str, cpu_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        version: str,
+        settings: str,
+        cpu_s: Callable[[], float],
+        cpu_parts_s: Callable[[], Mapping[str, float]] | None = None,
+        access: Access = NO_ACCESS,
+    ) -> None:
         self.url = url
         self.model = model
         self.version = version
         self.settings = settings
         self._cpu_s = cpu_s
+        self._cpu_parts_s = cpu_parts_s or (lambda: {})
+        self._access = access
 
     def count(self, text: str) -> int:
         """Return how many tokens the server says that a prompt has.
@@ -77,7 +93,7 @@ class AskedServer:
 
     async def _count(self, text: str) -> int:
         request = GenerateRequest(text_input=text, max_tokens=1, stream=True, return_num_input_tokens=True)
-        async with connect(self.url) as client:
+        async with connect(self.url, self._access) as client:
             answer = client.generate(request, model=self.model, timeout_s=60.0)
             counts = [chunk.num_input_tokens async for chunk in answer]
         for count in counts:
@@ -87,17 +103,19 @@ class AskedServer:
 
     def put_on(self, load: Load) -> Answered:
         """Put a load on the server by the built-in load client."""
-        before_s: list[float] = []
-        load = msgspec.structs.replace(load, url=self.url, model=self.model)
-        outcome = run_processes(load, began=lambda *_: before_s.append(self._cpu_s()))
-        return Answered(outcome.records, outcome.cpu, self._cpu_s() - before_s[0])
+        before: list[tuple[float, Mapping[str, float]]] = []
+        load = msgspec.structs.replace(load, url=self.url, model=self.model, access=self._access)
+        outcome = run_processes(load, began=lambda *_: before.append((self._cpu_s(), self._cpu_parts_s())))
+        [(cpu_s, parts_s)] = before
+        used = {part: used_s - parts_s.get(part, 0.0) for part, used_s in self._cpu_parts_s().items()}
+        return Answered(outcome.records, outcome.cpu, self._cpu_s() - cpu_s, used)
 
 
-def is_ready(url: str, model: str) -> bool:
+def is_ready(url: str, model: str, access: Access = NO_ACCESS) -> bool:
     """Return whether a server answers a request for this model; one that does not know it yet is not ready."""
 
     async def ask() -> bool:
-        async with connect(url) as client:
+        async with connect(url, access) as client:
             return await client.is_ready(model=model)
 
     with contextlib.suppress(ServingError):

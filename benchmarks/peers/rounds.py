@@ -23,13 +23,18 @@ _TEXTS = (
     "AaBbCc 0123456789 !!!???...",
 )
 _WARMUP_REQUESTS = 2  # for each user
+_WARMUP_S = 1.0  # where a load has a time
 _MIN_REQUESTS = 8  # for each user
 
 Tell = Callable[[str], None]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The questions that every side is asked."""
+    """The questions that every side is asked.
+
+    Attributes:
+        seconds: in which requests of a load are begun, however many a side answers. None: they are counted.
+    """
 
     users: tuple[int, ...]
     num_rounds: int
@@ -40,15 +45,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     num_processes: int = 1  # of the client
     adds_special_tokens: bool = True  # the sides do, to a prompt
+    seconds: float | None = None
 
     def load(self, num_users: int, number: int, *, is_warmup: bool = False) -> Load:
         """Return the load of round `number`: the same prompts for every side, and none that was there before."""
         requests = max(self.num_requests, _MIN_REQUESTS * num_users)
+        if is_warmup:
+            requests = _WARMUP_REQUESTS * num_users
+        is_timed = self.seconds is not None
         return Load(
             url="",  # each side's own
             workload=chosen_workload(None, isl=self.input_tokens, osl=self.output_tokens),
             num_users=num_users,
-            num_requests=_WARMUP_REQUESTS * num_users if is_warmup else requests,
+            num_requests=None if is_timed else requests,
+            duration_s=(_WARMUP_S if is_warmup else self.seconds) if is_timed else None,
             num_processes=1 if is_warmup else min(self.num_processes, num_users),
             seed=random.Random(f"{self.seed} {num_users} {number} {is_warmup}").getrandbits(32),
             tokenizer_dir=self.tokenizer_dir,

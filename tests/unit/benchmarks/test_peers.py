@@ -3,11 +3,13 @@
 
 import contextlib
 import itertools
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import yaml
@@ -15,6 +17,7 @@ from completions_server import DONE, CompletionsServer, event
 
 from benchmarks.peers import child_server
 from benchmarks.peers.child_server import serving
+from benchmarks.peers.cpu_parts import ENGINE, FRONT_DOOR, SERVER, behind, cpu_by_part
 from benchmarks.peers.figures import Figures, figures, ratios
 from benchmarks.peers.peer import Answered, AskedServer, Started
 from benchmarks.peers.rounds import Plan, measure
@@ -190,3 +193,44 @@ def test_a_picture_has_a_line_for_each_side(tmp_path: Path) -> None:
     path = tmp_path / "peers.png"
     draw(rows(sides, peers), {"both": ["ours", "other"]}, {"tokens_per_s": "output tokens/s"}, path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_parts_of_a_server_are_counted_while_the_load_is_on_and_are_told_by_the_token() -> None:
+    answer = [event("x"), event("y", finish_reason="length"), event(None, usage=(7, 2)), DONE]
+    with CompletionsServer(*answer) as server:
+        cpu_s, parts_s = itertools.count(1.0), itertools.count(10.0)
+        asked = AskedServer(
+            server.url, "mine", version="", settings="", cpu_s=lambda: next(cpu_s),
+            cpu_parts_s=lambda: {ENGINE: 5.0, FRONT_DOOR: next(parts_s)},
+        )  # fmt: skip
+        answered = asked.put_on(PLAN.load(3, 0))
+    assert answered.cpu_parts_s == {ENGINE: 0.0, FRONT_DOOR: 1.0}
+    found = figures(answered, PLAN.load(3, 0), output_tokens=2)
+    # A core second for 24 answers of two tokens.
+    assert found.tokens_per_core_s == pytest.approx(48)
+    assert found.cpu_parts_s_per_1000_tokens == {ENGINE: 0.0, FRONT_DOOR: pytest.approx(1000 / 48)}
+
+
+def test_processes_fall_into_parts_by_their_command_lines() -> None:
+    part_of = behind("trireme gateway serve")
+    assert part_of(["python", "-m", "serving.engine_process.engine_loop", "--release", "x"]) == ENGINE
+    assert part_of(["python", "-m", "trireme", "gateway", "serve", "--url", "x"]) == FRONT_DOOR
+    assert part_of(["python", "-m", "trireme", "serve", "--gateway"]) == SERVER
+    used = "sum(range(5 * 10**7)); print(flush=True); import time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", used], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        gone = psutil.Process(process.pid)
+        found = cpu_by_part([gone], lambda command: ENGINE if used in command else SERVER)
+        process.kill()
+    assert found[ENGINE] > 0.1
+    assert found[SERVER] == found[FRONT_DOOR] == 0
+    assert cpu_by_part([gone], lambda _: ENGINE) == dict.fromkeys((FRONT_DOOR, SERVER, ENGINE), 0.0)
+
+
+def test_a_load_of_a_time_has_no_number_of_requests() -> None:
+    timed = msgspec.structs.replace(PLAN, seconds=6.0)
+    load, warmup = timed.load(3, 0), timed.load(3, 0, is_warmup=True)
+    assert (load.num_requests, load.duration_s) == (None, 6.0)
+    assert (warmup.num_requests, warmup.duration_s) == (None, 1.0)
+    assert (PLAN.load(3, 0).num_requests, PLAN.load(3, 0).duration_s) == (24, None)
