@@ -123,21 +123,22 @@ def _each_once(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
 
 def _add(connection: Connection, rows: Sequence[LedgerRow]) -> set[str]:
     """Add rows, and return the ids of those that were not there, or were unsettled and are no more."""
+    # The rows are no part of the statement: SQLAlchemy would compile it anew for each number of them.
     values = [{name: getattr(row, name) for name in REQUESTS.c.keys()} for row in rows]  # noqa: SIM118 - no mapping
-    adding: Any = _insert(connection)(REQUESTS).values(values)
+    adding: Any = _insert(connection)(REQUESTS)
     is_better = (REQUESTS.c.finish == UNSETTLED) & (adding.excluded.finish != UNSETTLED)
     settled = {column.name: adding.excluded[column.name] for column in REQUESTS.c if column.name != "id"}
     adding = adding.on_conflict_do_update(index_elements=["id"], set_=settled, where=is_better)
-    return set(connection.execute(adding.returning(REQUESTS.c.id)).scalars())
+    return set(connection.execute(adding.returning(REQUESTS.c.id), values).scalars())
 
 
 def _add_spending(connection: Connection, spent: Counter[tuple[str, int]]) -> None:
     values = [{"key_id": key, "day": day, "cost_nano_usd": cost} for (key, day), cost in sorted(spent.items())]
     for part in _parts(values):
-        adding: Any = _insert(connection)(SPENDING).values(part)
+        adding: Any = _insert(connection)(SPENDING)
         total = SPENDING.c.cost_nano_usd + adding.excluded.cost_nano_usd
         connection.execute(
-            adding.on_conflict_do_update(index_elements=["key_id", "day"], set_={"cost_nano_usd": total})
+            adding.on_conflict_do_update(index_elements=["key_id", "day"], set_={"cost_nano_usd": total}), part
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from key_places import PLACES, new_place
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from gateway.access.key_record import NewKey
 from gateway.access.key_store import KeyStore
@@ -52,6 +53,23 @@ def test_a_request_counts_once_however_often_it_is_added(store: LedgerStore, pla
         other.add([row("a")])
         assert total(other) == UsageSum((), 3, 0, 0, 30, 0, 15, 0.25, 21, 0)
         assert other.spending(["k", "nobody"], since_day=0)[1] == {"k": {DAY: 21}}
+
+
+def test_the_statement_is_made_once_for_any_number_of_requests(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add([row("a"), row("b")])
+    compiled = []
+    make = SQLCompiler.__init__
+
+    def counted(compiler: SQLCompiler, *args: object, **options: object) -> None:
+        compiled.append(args[1])
+        make(compiler, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SQLCompiler, "__init__", counted)
+    store.add([row(name) for name in ("c", "d", "e")])
+    assert compiled == []
+    assert total(store).requests == 5
 
 
 def test_an_unsettled_request_is_settled_by_its_end_and_not_the_other_way_round(store: LedgerStore) -> None:
