@@ -371,15 +371,18 @@ def test_a_caller_who_asks_whether_to_send_the_body_is_told_so(gateway: RunningG
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_a_caller_who_takes_nothing_is_hung_up_on_and_stops_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("num_chars", "num_chunks"), [(100_000, 1000), (4_000, 10_000)], ids=["large", "small"])
+def test_a_caller_who_takes_nothing_is_hung_up_on_and_stops_the_request(
+    monkeypatch: pytest.MonkeyPatch, num_chars: int, num_chunks: int
+) -> None:
     monkeypatch.setattr(openai_routes, "_WRITE_S", 0.2)
-    large = [response("x" * 100_000, num_output_tokens=1)] * 1000
-    with KServeServer(*large, HANG) as server, RunningGateway(server.url) as gateway:
+    chunks = [response("x" * num_chars, num_output_tokens=1)] * num_chunks
+    with KServeServer(*chunks, HANG) as server, RunningGateway(server.url) as gateway:
         connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
         body = json.dumps({"prompt": "Hi", "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
-        assert server.was_cancelled.wait(10)
+        assert server.was_cancelled.wait(60)
         page = gateway.call("GET", "/metrics").data.decode()
         connection.close()
     assert 'error_type="client_gone"' in page
