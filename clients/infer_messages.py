@@ -24,7 +24,12 @@ MODEL_HEADER = "x-trireme-model"
 
 _FORMATS = {BOOL: "<?", INT32: "<i", INT64: "<q", UINT64: "<Q", FP32: "<f"}
 _FINAL = "triton_final_response"
+_INDEX = "sequence_index"
 _OUTPUTS = dict(outputs_of("ensemble"))
+_COMMON = frozenset({
+    "text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "release",
+    "token_ids",
+})  # fmt: skip
 _PERF = tuple(name for name in _OUTPUTS if name.startswith(("kv_cache", "total_", "acceptance")) or "_time_ns" in name)
 
 
@@ -209,10 +214,12 @@ def decode_chunks(message: StreamResponse, *, is_final: bool, received_ns: int) 
     if not response.outputs:
         return []
     names = [output.name for output in response.outputs]
-    num_rows = next((output.shape[0] for output in response.outputs if output.name == "sequence_index"), 1)
     try:
         raw: dict[str, bytes] = dict(zip(names, response.raw_output_contents, strict=True))
-        rows = [raw] if num_rows == 1 else [_row(raw, index, num_rows) for index in range(num_rows)]
+        num_rows = response.outputs[names.index(_INDEX)].shape[0] if _INDEX in raw else 1
+        if num_rows == 1:  # of every stream: this is the way of each token
+            return [_chunk(raw, is_final=is_final, received_ns=received_ns)]
+        rows = [_row(raw, index, num_rows) for index in range(num_rows)]
         ends = [is_final and row is rows[-1] for row in rows]
         return [_chunk(row, is_final=is_end, received_ns=received_ns) for row, is_end in zip(rows, ends, strict=True)]
     except ValueError as exc:
@@ -233,6 +240,7 @@ def _row(raw: dict[str, bytes], index: int, num_rows: int) -> dict[str, bytes]:
 
 def _chunk(raw: dict[str, bytes], *, is_final: bool, received_ns: int) -> GenerateChunk:
     texts = _texts(raw["text_output"]) if "text_output" in raw else [""]
+    rare = {} if raw.keys() <= _COMMON else _rare_fields(raw, len(texts))
     return GenerateChunk(
         text=texts[0],
         beams=tuple(texts) if len(texts) > 1 else None,
@@ -241,19 +249,28 @@ def _chunk(raw: dict[str, bytes], *, is_final: bool, received_ns: int) -> Genera
         num_output_tokens=_count(raw.get("num_output_tokens")),
         is_final=is_final,
         received_ns=received_ns,
-        sequence_index=_count(raw.get("sequence_index")),
         release=_count(raw.get("release")),
         num_cached_tokens=_count(raw.get("num_cached_tokens")),
         token_ids=_ids(raw.get("token_ids")),
-        log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
-        cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
-        perf={name: _one(name, raw[name]) for name in _PERF if name in raw}
-        if any(name in raw for name in _PERF)
-        else None,
+        **rare,
     )
 
 
+def _rare_fields(raw: dict[str, bytes], num_beams: int) -> dict[str, Any]:
+    """Return the fields of a chunk that most streams do not ask for."""
+    found: dict[str, Any] = {
+        "sequence_index": _count(raw.get(_INDEX)),
+        "log_probs": _of_best("output_log_probs", raw.get("output_log_probs"), num_beams),
+        "cum_log_prob": _number("cum_log_probs", raw.get("cum_log_probs"), num_beams),
+    }
+    if not raw.keys().isdisjoint(_PERF):
+        found["perf"] = {name: _one(name, raw[name]) for name in _PERF if name in raw}
+    return found
+
+
 def _texts(raw: bytes) -> list[str]:
+    if len(raw) >= 4 and int.from_bytes(raw[:4], "little") == len(raw) - 4:  # the only one
+        return [raw[4:].decode()]
     return [element[4:].decode() for element in _elements(raw)]
 
 
@@ -277,7 +294,8 @@ def _ids(raw: bytes | None) -> tuple[int, ...] | None:
         return None
     if len(raw) % 4:
         raise ValueError(f"token_ids has {len(raw)} bytes")
-    return tuple(token_id for (token_id,) in struct.iter_unpack("<i", raw) if token_id >= 0)  # the rest is padding
+    ids = struct.unpack(f"<{len(raw) // 4}i", raw)
+    return tuple(token_id for token_id in ids if token_id >= 0) if min(ids, default=0) < 0 else ids  # -1 is padding
 
 
 def _numbers(name: str, raw: bytes | None) -> tuple[float, ...] | None:
