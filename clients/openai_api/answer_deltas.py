@@ -109,7 +109,7 @@ class AnswerDeltas:
         """
         if chunk.num_input_tokens is not None:
             self._num_input.setdefault(request, chunk.num_input_tokens)
-        self._num_output += chunk.num_output_tokens or 0
+        self._num_output += _num_tokens(chunk)
         if chunk.num_cached_tokens is not None:  # of several choices, the first finds what was there before all
             self._num_cached[request] = min(
                 chunk.num_cached_tokens, self._num_cached.get(request, chunk.num_cached_tokens)
@@ -136,3 +136,10 @@ class AnswerDeltas:
         pairs = zip(chunk.token_ids, chunk.log_probs, strict=True)
         found = (TokenLogProb(self._bytes_of(token_id), log_prob) for token_id, log_prob in pairs)
         return tuple(token for token in found if token.data)
+
+
+def _num_tokens(chunk: GenerateChunk) -> int:
+    """Return the number of a chunk's tokens: that which it tells, or that of its ids."""
+    if chunk.num_output_tokens is not None:
+        return chunk.num_output_tokens
+    return len(chunk.token_ids or ())

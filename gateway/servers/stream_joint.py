@@ -30,7 +30,10 @@ class StreamJoint:
     """
 
     def __init__(self, request: GenerateRequest) -> None:
-        self._request = msgspec.structs.replace(request, return_token_ids=True, return_release=True)
+        # Their number is that of their ids: a tensor less in each response, which costs the server 15 us.
+        self._request = msgspec.structs.replace(
+            request, return_token_ids=True, return_num_output_tokens=None, return_release=True
+        )
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._are_ids_known = True

@@ -40,16 +40,16 @@ def continued_ids(request: Any) -> tuple[int, ...]:
 
 def first(release: int = 1, *, said: object = LOST) -> list[Any]:
     return [
-        response("On", num_output_tokens=1, num_input_tokens=4, token_ids=[7], release=release),
-        response("ce u", num_output_tokens=2, token_ids=[8, 9]),
+        response("On", num_input_tokens=4, token_ids=[7], release=release),
+        response("ce u", token_ids=[8, 9]),
         said,
     ]
 
 
 def then(text: str = "Once upon", release: int = 1) -> list[Any]:
     return [
-        response(text, num_output_tokens=4, num_input_tokens=4, token_ids=[7, 8, 9, 10], release=release),
-        response(" ünd", num_output_tokens=1, token_ids=[11], finish_reason="length", final=True),
+        response(text, num_input_tokens=4, token_ids=[7, 8, 9, 10], release=release),
+        response(" ünd", token_ids=[11], finish_reason="length", final=True),
     ]
 
 
@@ -75,6 +75,16 @@ def test_a_stream_goes_on_where_it_was_and_nothing_is_said_twice() -> None:
         assert counts(servers) == [1, 1]
         assert sorted(continued_ids(server.requests[0]) for server in servers) == [(), (7, 8, 9)]
         assert num_moves(gateway) == 1
+
+
+def test_a_stream_asks_for_the_ids_of_its_tokens_and_not_for_their_number_too() -> None:
+    with gateway_of(then(), then()) as (gateway, servers):
+        answer = gateway.complete(stream=True, stream_options={"include_usage": True})
+    [request] = [request for server in servers for request in server.requests]
+    names = {tensor.name for tensor in request.inputs}
+    assert "return_token_ids" in names
+    assert "return_num_output_tokens" not in names
+    assert answer.events[-2]["usage"]["completion_tokens"] == 5
 
 
 def test_a_stream_whose_server_goes_away_goes_on() -> None:
