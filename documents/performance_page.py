@@ -5,13 +5,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.peers.shown import cells
+from benchmarks.studies import front_door_table
 from documents import measured_tables
 from documents.pages import with_tables
-from documents.results import Document, latest
+from documents.results import Document, has_result, latest, source
 from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
+NOT_MEASURED = "No result is kept yet."
 _FIGURES = ("users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client's CPU")
 _RATIOS = ("ours over it: tokens/s", "TTFT p50", "TPOT p50")
 
@@ -29,6 +31,9 @@ def tables() -> dict[str, str]:
         "what the peers were": _sides(peers["sides"]),
         "frontends": _frontends(mocker),
         "what the frontends were": _sides(mocker["sides"]),
+        "front doors": front_doors(latest("front_doors"), source("front_doors"))
+        if has_result("front_doors")
+        else NOT_MEASURED,
         "overhead": measured_tables.overhead(),
         "responses": measured_tables.responses(),
         "frontend cost": measured_tables.frontend_cost(),
@@ -67,6 +72,13 @@ def _frontends(result: Document) -> str:
             for row in rows
         ),
     )
+
+
+def front_doors(result: Document, origin: str) -> str:
+    """Return the table of what applications call, with what each side was, and which sides were not run."""
+    shown = markdown_table(list(front_door_table.COLUMNS), front_door_table.cells(result["rows"]))
+    left_out = [f"{one['side']} was not run here: {one['because']}." for one in result["not_run"]]
+    return "\n\n".join([shown, f"From {origin}", *left_out, _sides(result["sides"])])
 
 
 def _sides(sides: Iterable[Mapping[str, str]]) -> str:

@@ -16,6 +16,11 @@ def newest(name: str) -> Path:
     return max(RESULTS.glob(f"{name}_[0-9]*.json"))
 
 
+def has_result(name: str) -> bool:
+    """Return whether there is a result of a name."""
+    return any(RESULTS.glob(f"{name}_[0-9]*.json"))
+
+
 def latest(name: str) -> Document:
     """Return the newest result of a name."""
     return read(newest(name))
