@@ -182,7 +182,7 @@ def test_a_key_s_models_hold_for_those_that_stand_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
 def test_a_model_that_takes_too_long_to_begin_is_left(tmp_path: Path, *, is_streaming: bool) -> None:
-    fallbacks = chain(FallbackStepSpec(model="small"), first_token_s=0.3)
+    fallbacks = chain(FallbackStepSpec(model="small"), first_token_s=2.0)  # enough to reach the model
     with world(tmp_path, [HANG], story(), fallbacks=fallbacks) as there:
         answer = there.chat("", stream=is_streaming)
         assert (answer.status, answer.headers[ANSWERED_BY]) == (200, "small")
