@@ -37,6 +37,7 @@ def server_listener(front: Front, settings: EnvoySettings) -> dict[str, object]:
     """Return the listener before Tritons, for gRPC."""
     manager = {
         **_manager("servers", settings),
+        "always_set_request_id_in_response": True,
         "route_config": server_routes(front, settings),
         "http_filters": [_without_envoys_headers(), _router()],
     }
@@ -67,8 +68,7 @@ def _manager(name: str, settings: EnvoySettings) -> dict[str, object]:
         "stat_prefix": name,
         "use_remote_address": True,
         "generate_request_id": True,
-        "preserve_external_request_id": True,
-        "always_set_request_id_in_response": True,
+        "preserve_external_request_id": True,  # an answer has the gateway's own, by which the ledger knows it
         "request_headers_timeout": f"{_HEAD_S}s",
         "stream_idle_timeout": f"{settings.idle_s:g}s",
         "max_request_headers_kb": _MAX_HEAD_KIB,
@@ -162,6 +162,7 @@ def _access_log(path: str) -> dict[str, object]:
                 "json_format": {
                     "time": "%START_TIME%",
                     "request_id": "%REQ(X-REQUEST-ID)%",
+                    "answer_id": "%RESP(X-REQUEST-ID)%",
                     "method": "%REQ(:METHOD)%",
                     "path": "%PATH(NQ:PATH)%",
                     "protocol": "%PROTOCOL%",

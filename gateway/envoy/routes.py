@@ -12,7 +12,6 @@ from gateway.envoy.settings import EnvoySettings, Front
 
 _UNBEGUN = "connect-failure,refused-stream,reset-before-request"
 _SHORT_S = 30  # for lists of models, descriptions and probes
-_GENERATIONS = "/v1/(chat/completions|completions|responses)"
 # Not the control of models, shared memory, traces and logs: that is for whoever runs the servers.
 _CALLS = tuple(
     f"/inference.GRPCInferenceService/{method}"
@@ -28,9 +27,8 @@ ADAPTIVE = "envoy.filters.http.adaptive_concurrency"
 def gateway_routes(front: Front, settings: EnvoySettings) -> dict[str, object]:
     """Return the routes before gateways."""
     cluster, streams = front.backends.name, _streams(settings)
-    method = {"name": ":method", "string_match": {"exact": "GET"}}
     sockets = {
-        "match": {"path": "/v1/responses", "headers": [method]},
+        "match": {"path": "/v1/responses", "headers": [_method("GET")]},
         "route": {
             "cluster": cluster,
             **streams,
@@ -38,8 +36,8 @@ def gateway_routes(front: Front, settings: EnvoySettings) -> dict[str, object]:
             "retry_policy": _retries(settings, _UNBEGUN),
         },
     }
-    generations = {
-        "match": {"safe_regex": {"regex": _GENERATIONS}},
+    generations = {  # whatever is posted may be answered by a stream
+        "match": {"prefix": "/v1/", "headers": [_method("POST")]},
         "route": {
             "cluster": cluster,
             **streams,
@@ -58,7 +56,7 @@ def gateway_routes(front: Front, settings: EnvoySettings) -> dict[str, object]:
         }
         for match in ({"prefix": "/v1/"}, {"path": "/openapi.json"}, {"safe_regex": {"regex": "/health/(live|ready)"}})
     ]
-    # `/metrics` is that of each gateway, and nobody's who comes by way of all of them.
+    # The page, `/admin` and `/metrics` are those of each gateway, and nobody's who comes by way of all of them.
     rest = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
     return _table("gateways", [sockets, generations, *others, rest])
 
@@ -80,6 +78,10 @@ def server_routes(front: Front, settings: EnvoySettings) -> dict[str, object]:
 
 def _table(name: str, routes: list[dict[str, object]]) -> dict[str, object]:
     return {"name": name, "virtual_hosts": [{"name": name, "domains": ["*"], "routes": routes}]}
+
+
+def _method(name: str) -> dict[str, object]:
+    return {"name": ":method", "string_match": {"exact": name}}
 
 
 def _streams(settings: EnvoySettings) -> dict[str, object]:
