@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What applications call: our gRPC and our gateway beside Dynamo's frontend, LiteLLM's proxy and Triton's own frontend.
+"""Front doors: our gRPC and our gateway beside Dynamo's frontend, LiteLLM's proxy and Triton's own OpenAI frontend.
 
 `python -m benchmarks.studies.front_doors --help`. Every side has a simulated engine whose step takes the same fixed
 time, so what differs is the way of a request and of its tokens. All sides run in turn in every round, each alone, at
