@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.console import Console
 
 from benchmarks.peers import model_files
 from benchmarks.peers.dynamo import DynamoMocker
@@ -22,7 +23,7 @@ from benchmarks.peers.gateway import SimulatedGateway
 from benchmarks.peers.litellm_proxy import LiteLlmProxy
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.rounds import Plan, Side, measure
-from benchmarks.peers.shown import described, wide_console
+from benchmarks.peers.shown import described
 from benchmarks.peers.simulated import SimulatedEnsemble
 from benchmarks.peers.triton_openai import DEFAULT_FOLDER, TritonOpenAi, default_python
 from benchmarks.studies.front_door_table import GATEWAY_RATIOS, GRPC_RATIOS, table
@@ -32,6 +33,7 @@ from ensemble_configs.spec.deployment import load_deployment
 from trireme.base.errors import ServingError
 
 _NAME = "front_doors"
+_WIDTH = 210  # columns of the table
 _GRPC, _GATEWAY = "trireme, gRPC", "trireme, gateway"
 _RATIOS = ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "tokens_per_core_s")
 _BESIDE = {GATEWAY_RATIOS: _GATEWAY, GRPC_RATIOS: _GRPC}
@@ -41,7 +43,7 @@ def main(
     only: Annotated[str, typer.Option(help="Words, separated by commas: run sides with one in their name.")] = "",
     users: Annotated[str, typer.Option(help="Users of the closed loop, separated by commas.")] = "1,16,64,128",
     rounds: Annotated[int, typer.Option(help="Rounds; each starts, measures and stops every side.", min=1)] = 5,
-    seconds: Annotated[float, typer.Option(help="How long requests of a load are begun.", min=1)] = 6.0,
+    seconds: Annotated[float, typer.Option(help="How long requests of a load are begun.", min=1)] = 5.0,
     step_ms: Annotated[float, typer.Option(help="Time of an engine step.", min=0.1)] = 10.0,
     input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=8)] = 64,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 64,
@@ -121,7 +123,7 @@ def main(
     if is_json:
         typer.echo(msgspec.json.encode(result).decode())
     else:
-        wide_console().print(table(found, left_out))
+        Console(width=_WIDTH).print(table(found, left_out))
 
 
 def rows(sides: Mapping[str, Side], peers: Sequence[Peer]) -> list[dict[str, Any]]:
