@@ -334,6 +334,7 @@ def test_no_setting_is_without_a_case() -> None:
     elsewhere = {"provider", "dir", "tp_size", "pp_size", "tokenizer_dir", "guided_decoding_backend", "speculation"}
     elsewhere |= {"watchdog_s", "load_timeout_s", "launcher"}  # for the process around the engine
     elsewhere |= {"tensorrt_llm", "extra_llm_args"}  # for the check of names; test_extra_llm_args
+    elsewhere |= {"is_cache_salted"}  # of each call; test_trtllm_sampling
     assert set(TensorRtEngineSpec.model_fields) == tested | {case[0] for case in TENSORRT} | elsewhere | {
         "end_ids",
         "is_gathering_context_logits",  # of the engine as it was built
