@@ -255,7 +255,7 @@ class Gateway:
         return AnswerCache(AnswersInRedis(redis, ttl_s=rules.ttl_s), metrics)
 
     def _status(self, pool: ServerPool, recent: RecentRequests) -> StatusRoutes:
-        pages = [MetricsPage(url, self.models, self._server_access) for url in self._metrics_urls]
+        pages = {url: MetricsPage(page, self.models, self._server_access) for url, page in self._metrics_urls.items()}
         rollouts = None if self._rollouts is None else Rollouts(self._rollouts)
         return StatusRoutes(self.models, pool, recent, pages=pages, rollouts=rollouts)
 

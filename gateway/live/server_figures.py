@@ -13,6 +13,7 @@ import msgspec
 from clients.access import Access
 from clients.load_run.server_samples import read_metrics
 from gateway.served_models import ServedModel
+from gateway.servers.server_names import is_server_name
 from trireme.base.errors import ServingError, SpecError
 
 METRICS_OPTION = "--metrics-url"
@@ -153,19 +154,26 @@ def figures_of(
     return ServerFigures("", engines, splits)
 
 
-def page_addresses(given: Sequence[str], urls: Sequence[str]) -> list[str]:
-    """Return the addresses of the pages of metrics, one for each server; empty: none are given.
+def page_addresses(given: Sequence[str], urls: Sequence[str]) -> dict[str, str]:
+    """Return the addresses of the pages of metrics by the URLs of the servers; empty: none are given.
 
     Raises:
-        SpecError: they are not as many as there are servers, or one is no address.
+        SpecError: they are not as many as there are servers, a URL stands for servers that come and go, or one is no
+            address.
     """
+    if given and any(map(is_server_name, urls)):
+        raise SpecError(
+            f"{METRICS_OPTION} is for servers with an address of their own, and those of dns:/// come and go; leave it "
+            "out, or name each server by a --url",
+            field="metrics_url",
+        )
     if given and len(given) != len(urls):
         raise SpecError(
             f"{METRICS_OPTION} is given {len(given)} times for {len(urls)} servers; give it once for each --url, in "
             "the same order, or not at all",
             field="metrics_url",
         )
-    return [_address(each) for each in given]
+    return dict(zip(urls, map(_address, given), strict=False))  # none, or as many
 
 
 def _address(given: str) -> str:

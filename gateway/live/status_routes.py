@@ -4,7 +4,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 from aiohttp import web
@@ -59,7 +60,7 @@ class StatusRoutes:
     """The handler of the status.
 
     Args:
-        pages: of metrics, one for each server; empty: nobody said where they are.
+        pages: of metrics, by the URL of their server; nobody said where the others are.
         rollouts: None: nobody said where they are kept.
     """
 
@@ -69,18 +70,15 @@ class StatusRoutes:
         pool: ServerPool,
         recent: RecentRequests,
         *,
-        pages: Sequence[MetricsPage] = (),
+        pages: Mapping[str, MetricsPage] = MappingProxyType({}),
         rollouts: Rollouts | None = None,
     ) -> None:
         self._models, self._pool, self._recent = models, pool, recent
-        self._pages: Sequence[MetricsPage | None] = pages or [None] * len(pool.servers)
-        self._rollouts = rollouts
+        self._pages, self._rollouts = pages, rollouts
 
     async def status(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Tell the figures of this moment."""
-        servers = asyncio.gather(
-            *(self._state(server, page) for server, page in zip(self._pool.servers, self._pages, strict=True))
-        )
+        servers = asyncio.gather(*map(self._state, self._pool.servers))
         rollouts = None if self._rollouts is None else await self._rollouts.view()
         status = Status(
             at=time.time(),
@@ -92,13 +90,14 @@ class StatusRoutes:
         )
         return json_answer(status, headers={"Cache-Control": "no-store"})
 
-    async def _state(self, server: Server, page: MetricsPage | None) -> ServerState:
+    async def _state(self, server: Server) -> ServerState:
+        page = self._pages.get(server.url)
         figures = None if page is None else await page.figures()
         taken = [model.name for model in self._models if await self._takes(server, model.triton_model)]
         return ServerState(server.url, taken, self._num_running(server), figures)
 
     async def _takes(self, server: Server, model: str) -> bool:
-        if len(self._pool.servers) > 1:  # that are asked each second
+        if not self._pool.is_single:  # they are asked each second
             return server.takes(model)
         try:
             return await self._pool.is_ready(model)
@@ -107,6 +106,4 @@ class StatusRoutes:
             return False
 
     def _num_running(self, server: Server) -> int:
-        if len(self._pool.servers) > 1:
-            return server.num_running
-        return self._recent.num_running
+        return self._recent.num_running if self._pool.is_single else server.num_running

@@ -84,8 +84,11 @@ def test_a_page_is_read_once_a_second_however_many_look_and_its_fault_is_told() 
 
 
 def test_an_address_may_be_a_host_and_a_port_and_there_is_one_for_each_server() -> None:
-    assert page_addresses([], ["a:1", "b:1"]) == []
-    assert page_addresses(["a:2", "https://b:2/m"], ["a:1", "b:1"]) == ["http://a:2/metrics", "https://b:2/m"]
+    assert page_addresses([], ["a:1", "b:1"]) == {}
+    found = page_addresses(["a:2", "https://b:2/m"], ["a:1", "b:1"])
+    assert found == {"a:1": "http://a:2/metrics", "b:1": "https://b:2/m"}
+    with pytest.raises(SpecError, match="servers with an address of their own"):
+        page_addresses(["a:2"], ["dns:///pods:1"])
     with pytest.raises(SpecError, match="--metrics-url is given 1 times for 2 servers"):
         page_addresses(["a:2"], ["a:1", "b:1"])
 

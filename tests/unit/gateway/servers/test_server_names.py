@@ -141,6 +141,19 @@ def test_one_that_is_back_before_its_stream_has_ended_is_the_one_that_was(site: 
     assert site.gateway.complete().status == 200
 
 
+def test_the_status_has_the_servers_of_now(site: Site) -> None:
+    def shown() -> dict[str, list[str]]:
+        answer = site.gateway.call("GET", "/admin/status")
+        assert answer.status == 200
+        return {each["url"].rpartition(":")[0]: each["taking_requests_for"] for each in answer.json["servers"]}
+
+    assert shown() == {}
+    site.serve_at(HOSTS[0])
+    assert shown() == {HOSTS[0]: ["demo"]}
+    site.serve_at(*HOSTS)
+    assert shown() == {host: ["demo"] for host in HOSTS}
+
+
 def test_a_dns_that_answers_nothing_takes_no_server_away(site: Site) -> None:
     site.serve_at(HOSTS[0])
     site.names.addresses = []
