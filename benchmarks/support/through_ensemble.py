@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -99,6 +100,7 @@ class ThroughEnsemble:
         with contextlib.suppress(OSError):  # Triton opens the port of its metrics last
             host, _, port = self.metrics.rpartition(":")
             socket.create_connection((host, int(port)), timeout=2).close()
+            urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2).close()  # a frontend of its own
             async with AsyncTritonClient(self.url) as client:
                 return await client.is_ready(model=self._model)
         return False
