@@ -23,7 +23,8 @@ from trireme.base.text_tables import markdown_table
 _INTRODUCTION = """# Metrics
 
 Triton's metrics port serves these families beside Triton's own. Every metric has the labels `model` and `version`.
-A metric that an engine cannot know is absent, not 0. Uses, alerts and dashboards: [observability](../observability.md).
+A metric that an engine cannot know is absent, not 0. Without frontends (`triton.is_guarded: false`) the time between
+tokens is three counters, of a histogram's names. Uses, alerts and dashboards: [observability](../observability.md).
 """
 _UPSTREAM = """## Under TensorRT-LLM's names
 
@@ -104,7 +105,10 @@ class Recorder:
 
 
 def families() -> dict[str, Family]:
-    """Return every family by its name: those of requests and their split, then those of engines."""
+    """Return every family by its name: those of requests and their split, then those of engines.
+
+    The counters that are a histogram's parts are that histogram.
+    """
     recorder = Recorder()
     requests = RequestMetrics(recorder, model="", version="")
     requests.note_end(TokenChunk(0, [], FinishReason.LENGTH, perf=_PERF), SequenceLife(1, 1))
@@ -116,7 +120,17 @@ def families() -> dict[str, Family]:
     engine = EngineMetrics(recorder, model="", version="")
     engine.describe(_INFO, is_verified=True)
     engine.update(_STATS)
-    return recorder.families
+    return _with_histograms(recorder.families)
+
+
+def _with_histograms(found: dict[str, Family]) -> dict[str, Family]:
+    parted = {name.removesuffix("_bucket") for name, family in found.items() if "le" in family.labels}
+    parts = {f"{name}_{part}": name for name in parted for part in ("bucket", "sum", "count")}
+    shown = {name: found[f"{name}_bucket"].description for name in parted}
+    return {
+        parts.get(name, name): Family(shown[parts[name]], Recorder.HISTOGRAM) if name in parts else family
+        for name, family in found.items()
+    }
 
 
 def render() -> str:

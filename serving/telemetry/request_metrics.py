@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
+from serving.telemetry.counted_histogram import CountedHistogram
 from serving.telemetry.sequence_life import SequenceLife
 
 FIRST_TOKEN_BUCKETS_S = (
@@ -27,13 +28,13 @@ _HISTOGRAMS = {
         "From a request's arrival to its first token, or to its client's leaving before that",
         FIRST_TOKEN_BUCKETS_S,
     ),
-    "trireme_inter_token_latency_seconds": ("Between two responses' tokens of a request", TOKEN_BUCKETS_S),
     "trireme_time_per_output_token_seconds": ("Per request: mean time of a token after the first", TOKEN_BUCKETS_S),
     "trireme_e2e_request_latency_seconds": ("From a request's arrival to its last token", _REQUEST_S),
     "trireme_request_queue_time_seconds": ("From a request's arrival to its first step", FIRST_TOKEN_BUCKETS_S),
     "nv_llm_input_token_len": ("Prompt tokens of a request", _LENGTHS),
     "nv_llm_output_token_len": ("Generated tokens of a request", _LENGTHS),
 }
+_GAPS = ("trireme_inter_token_latency_seconds", "Between two responses' tokens of a request")  # with every token
 _COUNTERS = {
     "trireme_prompt_tokens_total": "Prompt tokens of requests that ended",
     "trireme_generation_tokens_total": "Generated tokens of requests that ended",
@@ -74,13 +75,13 @@ class RequestMetrics:
         self._looked_up: deque[tuple[int, int]] = deque()  # tokens of a prompt, and how many were cached
         ends = kind("trireme_requests_total", "Requests that ended, by how", kind.COUNTER)
         transfers = kind(_TRANSFER_FAMILY, "Prefills that came from another engine", kind.COUNTER)
+        self._gaps = CountedHistogram(kind, *_GAPS, buckets=TOKEN_BUCKETS_S, labels=labels)
         # Triton drops a family that nobody holds.
-        self._families = (*histograms.values(), *counters.values(), ends, transfers)
+        self._families = (*histograms.values(), *counters.values(), ends, transfers, *self._gaps.families)
         self._histograms = {
             name: family.Metric(labels=labels | _LABELS.get(name, {}), buckets=list(_HISTOGRAMS[name][1]))
             for name, family in histograms.items()
         }
-        self._gaps = self._histograms["trireme_inter_token_latency_seconds"]
         self._observed: deque[tuple[Any, float]] = deque()  # a histogram of Triton's and a value
         self._counted: deque[tuple[Any, float]] = deque()
         self._counters = {name: family.Metric(labels=labels) for name, family in counters.items()} | {
@@ -96,7 +97,7 @@ class RequestMetrics:
 
     def note_gap(self, gap_s: float) -> None:
         """Observe the time between the tokens of two chunks of a sequence."""
-        self._observed.append((self._gaps, gap_s))  # for every token of a stream: no look-up by name
+        self._gaps.observe(gap_s)
 
     def note_refusal(self) -> None:
         """Count a sequence that never reached the engine, as an error."""
@@ -148,6 +149,7 @@ class RequestMetrics:
         while self._observed:
             histogram, value = self._observed.popleft()
             histogram.observe(value)
+        self._gaps.flush()
         totals: dict[Any, float] = {}
         while self._counted:
             counter, number = self._counted.popleft()

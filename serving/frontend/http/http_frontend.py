@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ from serving.frontend.common.departures import Departures
 from serving.frontend.common.messages import BACKLOG, Setting, Upstream
 from serving.frontend.common.served_models import ServedModels
 from serving.frontend.http import generate_json, infer_json
+from serving.frontend.http.histograms import with_histograms
 from serving.frontend.http.http_answers import answer_to, answer_to_status, error_answer, error_body, status_of
 from serving.frontend.http.triton_calls import TritonCalls
 from serving.requests.request_parameters import KNOWN_PARAMETERS, TRACEPARENT, TRACESTATE
@@ -125,11 +127,14 @@ class HttpFrontend:
         if request.method not in {"GET", "HEAD"} or request.path != "/metrics":
             return error_answer(404, "Not Found")
         try:
-            return await self._pass_on(request, None, is_metrics=True)
+            answer = await self._pass_on(request, None, is_metrics=True)
         except ServingError as exc:
             return answer_to(exc)
         except (aiohttp.ClientError, TimeoutError) as exc:
             return answer_to(_silent(exc))
+        if answer.status == HTTPStatus.OK and isinstance(answer.body, bytes):
+            answer.body = with_histograms(answer.body.decode()).encode()
+        return answer
 
     async def close(self) -> None:
         """Close the connections to Triton."""
@@ -181,9 +186,7 @@ class HttpFrontend:
         async with self._body(request, _SMALL_BODY if is_shared else self._max_bytes) as body:
             return await self._pass_on(request, msgspec.json.encode(_parse(body)) if body else b"")
 
-    async def _pass_on(
-        self, request: web.BaseRequest, body: bytes | None, *, is_metrics: bool = False
-    ) -> web.StreamResponse:
+    async def _pass_on(self, request: web.BaseRequest, body: bytes | None, *, is_metrics: bool = False) -> web.Response:
         upstream = self._triton()
         port = upstream.metrics_port if is_metrics else upstream.http_port
         headers = {"Content-Type": "application/json"} if body is not None else {}

@@ -19,10 +19,16 @@ REFERENCE = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
 NAME = re.compile(r"\b(?:trireme|nv_trt_llm|nv_llm)_\w+")
 
 
+PARTS = ("_bucket", "_sum", "_count")
+
+
 def families() -> set[str]:
     requests = RequestMetrics(pb_utils.MetricFamily, model="m", version="1")
     engine = EngineMetrics(pb_utils.MetricFamily, model="m", version="1")
-    at_start = {family.name for family in requests._families} | set(engine._metrics._families)
+    parts = {f"{requests._gaps.families[0].name.removesuffix('_bucket')}{part}": part for part in PARTS}
+    names = {family.name for family in requests._families}
+    assert parts.keys() <= names
+    at_start = {name.removesuffix(parts.get(name, "")) for name in names} | set(engine._metrics._families)
     return at_start | set(request_metrics._LOOKUPS) | set(split_metrics.FAMILIES)
 
 
