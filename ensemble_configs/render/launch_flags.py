@@ -13,7 +13,7 @@ Flags = list[tuple[str, str]]
 CLIENT_SHM_FLAG = "allow-client-shm"
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_STREAM_HEADER = "trireme-stream"  # from the frontends alone: they let no client's through
+_FRONTEND_HEADERS = ("trireme-stream", "trireme-direct")  # from the frontends alone: they let no client's through
 LOOPBACK = "127.0.0.1"
 _NEVER = 2**31 - 1
 _LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other flag
@@ -59,6 +59,10 @@ def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> F
         # Each object that is kept for the next request keeps the room of the largest message that it has held.
         "grpc-infer-allocation-pool-size": 0,
     }
+    if private is not None:
+        # Clients of gRPC's library ask with what they get how fast the line is. Triton does not know of what they get
+        # past it, and would hang up; the frontend counts pings.
+        flags["grpc-http2-max-ping-strikes"] = 0
     if triton.allow_client_shm:  # off is the default of the servers that have this flag, and others do not know it
         flags[CLIENT_SHM_FLAG] = "true"
     plain = [(name, str(value)) for name, value in flags.items()]
@@ -69,7 +73,7 @@ def _headers(spec: DeploymentSpec, private: PrivatePorts | None) -> Flags:
     """Return the headers that reach the models as request parameters, also those of a graph and on gRPC streams."""
     names = [*(_TRACE_HEADERS if spec.tracing else ()), *sticky_headers(spec)]
     if private is not None:
-        return [("grpc-header-forward-pattern", _any_of([*names, _STREAM_HEADER]))]
+        return [("grpc-header-forward-pattern", _any_of([*names, *_FRONTEND_HEADERS]))]
     return [(f"{protocol}-header-forward-pattern", _any_of(names)) for protocol in ("grpc", "http") if names]
 
 

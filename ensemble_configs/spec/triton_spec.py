@@ -37,6 +37,11 @@ class TritonSpec(Spec):
         default=64 * 2**20, description="the longest request, whether a message of gRPC or a body over HTTP"
     )
     max_connections: Positive = Field(default=4096, description="connections of clients at once, for each port")
+    has_direct_responses: Boolean = Field(
+        default=True,
+        description="models send the responses of gRPC streams to the frontends themselves, all but the last of each "
+        "request; false: Triton takes every response (docs/frontend.md)",
+    )
     allow_client_shm: Boolean = Field(
         default=False,
         description="clients of this machine may pass tensors in shared memory; for servers that have "

@@ -20,6 +20,7 @@ from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
 from serving.engines.seam.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
 from serving.pipeline.chunk_replies import ChunkReplies, note
+from serving.pipeline.direct_replies import DIRECT_REPLIES
 from serving.pipeline.late_refusal import error_for_client
 from serving.pipeline.left_clients import LeftClients
 from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
@@ -77,7 +78,9 @@ class GenerationService:
         self._running: dict[int, RunningRequest] = {}
         self._lock = threading.Lock()  # of _running and _refusal: both ends of a request's life
         self._refusal: Unavailable | None = None
-        self._workers = ResponseWorkers(self._take_chunk, delay_s=self._chunk_delay_s)
+        self._workers = ResponseWorkers(
+            self._take_chunk, delay_s=self._chunk_delay_s, is_direct=self._is_direct, flush=DIRECT_REPLIES.flush
+        )
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
         self._left = LeftClients(
             self._running_now, self._cancel, drop=self._engine.cancel, find_abandoned=find_abandoned
@@ -250,6 +253,10 @@ class GenerationService:
         if not limits.target_chunks_per_s:
             return longest_s
         return min(longest_s, max(1, len(self._running)) / limits.target_chunks_per_s)
+
+    def _is_direct(self, key: int) -> bool:
+        running = self._running.get(key)
+        return running is not None and running.is_direct
 
     def _take_chunk(self, chunk: TokenChunk) -> None:
         running = self._running.get(chunk.key)

@@ -17,6 +17,8 @@ from trireme.base.errors import RequestCancelled
 _log = logging.getLogger("trireme.left_clients")
 
 STREAM_CHECK_S = 0.08
+# Of a stream that a frontend has named only a frontend's death is seen late: its sink is asked at one check of so many.
+_CHECKS_OF_NAMED = 8
 
 _CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
 
@@ -47,6 +49,7 @@ class LeftClients:
         self._drop = drop
         self._find_abandoned = find_abandoned
         self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
+        self._num_checks = 0
         self._orphans: list[int] = []  # in the engine, with nobody here to reply to
 
     def watches(self, client_check_s: float) -> Mapping[Callable[[], None], float]:
@@ -75,7 +78,11 @@ class LeftClients:
             self._lost_streams.append(running.context.key)
 
     def _cancel_abandoned(self) -> None:
+        self._num_checks += 1
+        are_all_asked = self._num_checks % _CHECKS_OF_NAMED == 0
         for key, running in self._running_now():
+            if running.stream_name and not are_all_asked:
+                continue
             knows_its_client = running.context is None or self._find_abandoned is None
             if knows_its_client and not running.is_ending and _is_abandoned(running):
                 self._cancel([(key, running)], _CLIENT_GONE)

@@ -3,6 +3,7 @@
 
 from typing import NamedTuple
 
+from serving.pipeline.direct_replies import DirectWay
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
 
 
@@ -12,6 +13,7 @@ class RequestOrigin(NamedTuple):
     request_id: str = ""  # given by the client; may be empty or used twice
     stream_name: str = ""  # of the gRPC stream or HTTP request that brought it, in the graph, too; empty: not known
     timeout_us: int = 0  # Triton's own parameter `timeout`; 0: no deadline
+    way: DirectWay | None = None  # to the frontend, past Triton; None: all responses go through Triton
     observer: RequestObserver = UNTRACED  # the owner of the request's sink reports the end of the request to it
 
 

@@ -140,6 +140,7 @@ class RequestSequences:
             ),
             returns_log_probs=sampling.return_log_probs,
             stream_name=origin.stream_name,
+            is_direct=origin.way is not None,
             sequence_index=index,
             release=self._release,
             kv_block_tokens=self._kv_block_tokens,

@@ -31,7 +31,7 @@ class ResponseCoalescer:
         waiting = self._waiting
         for chunk in chunks:
             earlier = waiting.setdefault(chunk.key, chunk)
-            if earlier is not chunk and not _is_last(earlier):
+            if earlier is not chunk and not is_last(earlier):
                 _append(earlier, chunk)
         delay_s = self._delay_s()
         if not delay_s:
@@ -57,10 +57,10 @@ class ResponseCoalescer:
         self._last_sent_s.clear()
 
     def _is_due(self, chunk: TokenChunk, sent_before_s: float) -> bool:
-        return _is_last(chunk) or self._last_sent_s.get(chunk.key, float("-inf")) <= sent_before_s
+        return is_last(chunk) or self._last_sent_s.get(chunk.key, float("-inf")) <= sent_before_s
 
     def _note_sent(self, chunk: TokenChunk, now_s: float) -> None:
-        if _is_last(chunk):
+        if is_last(chunk):
             self._last_sent_s.pop(chunk.key, None)
         else:
             self._last_sent_s[chunk.key] = now_s
@@ -76,5 +76,6 @@ def _append(earlier: TokenChunk, chunk: TokenChunk) -> None:
         earlier.extras = merged(earlier.extras, chunk.extras)
 
 
-def _is_last(chunk: TokenChunk) -> bool:
+def is_last(chunk: TokenChunk) -> bool:
+    """Return whether a chunk is the last of its stream."""
     return chunk.finish_reason is not None or chunk.error is not None

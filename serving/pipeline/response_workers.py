@@ -6,6 +6,9 @@ Refusals have a worker of their own: behind the tokens of running streams they w
 Triton takes a response by a handshake between two processes, some six switches of a thread in a row. One thread alone
 waits for each switch in turn, and everything on the way falls asleep between two responses; with several responses on
 the way, threads find work without being woken (docs/performance.md).
+
+Where responses go past Triton (`serving.pipeline.direct_replies`), no handshake is needed, and several threads would
+only wait for each other: one thread has those streams, and hands the last chunk of each to a thread that asks Triton.
 """
 
 import logging
@@ -14,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from serving.engines.seam.base import TokenChunk
-from serving.pipeline.response_coalescing import ResponseCoalescer
+from serving.pipeline.response_coalescing import ResponseCoalescer, is_last
 
 _log = logging.getLogger("trireme.response_workers")
 
@@ -29,11 +32,24 @@ class ResponseWorkers:
     Args:
         reply: called on a worker's thread with each chunk to send.
         delay_s: returns the seconds that chunks may wait to be joined (`ResponseCoalescer`).
+        is_direct: returns whether the replies of a stream, by its key, go past Triton, but for the last.
+        flush: called on a worker's thread after `reply` was called with all chunks that were there.
     """
 
-    def __init__(self, reply: Callable[[TokenChunk], None], *, delay_s: Callable[[], float]) -> None:
-        self._workers = [_Worker(reply, ResponseCoalescer(delay_s)) for _ in range(NUM_WORKERS)]
-        self._refusals = _Worker(reply, ResponseCoalescer(lambda: 0.0))
+    def __init__(
+        self,
+        reply: Callable[[TokenChunk], None],
+        *,
+        delay_s: Callable[[], float],
+        is_direct: Callable[[int], bool] = lambda _: False,
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._reply = reply
+        self._is_direct = is_direct
+        self._workers = [_Worker(reply, flush, ResponseCoalescer(delay_s)) for _ in range(NUM_WORKERS)]
+        self._refusals = _Worker(reply, flush, ResponseCoalescer(lambda: 0.0))
+        self._direct = _Worker(self._reply_directly, flush, ResponseCoalescer(delay_s))
+        self._all = (*self._workers, self._refusals, self._direct)
         self._begun: set[int] = set()  # streams with a chunk put, but not their last chunk
 
     def put(self, chunks: Iterable[TokenChunk]) -> None:
@@ -45,7 +61,7 @@ class ResponseWorkers:
             worker.inbox.put(part)
 
     def _worker_of(self, chunk: TokenChunk) -> "_Worker":
-        worker = self._workers[chunk.key % NUM_WORKERS]
+        worker = self._direct if self._is_direct(chunk.key) else self._workers[chunk.key % NUM_WORKERS]
         if chunk.error is None and chunk.finish_reason is None:
             self._begun.add(chunk.key)
         elif chunk.key in self._begun:
@@ -57,22 +73,31 @@ class ResponseWorkers:
     def clear(self) -> None:
         """Drop the waiting chunks: the engine is gone. Only the thread that calls `put` may call this."""
         self._begun.clear()
-        for worker in (*self._workers, self._refusals):
+        for worker in self._all:
             worker.inbox.put(_CLEAR)
 
     def close(self) -> None:
         """Stop sending and return at once; only a chunk whose sending has begun is still sent."""
-        for worker in (*self._workers, self._refusals):
+        for worker in self._all:
             worker.inbox.put(_CLOSE)
+
+    def _reply_directly(self, chunk: TokenChunk) -> None:
+        if is_last(chunk):  # with what was joined to it, and behind all chunks before it
+            self._workers[chunk.key % NUM_WORKERS].inbox.put([chunk])
+        else:
+            self._reply(chunk)
 
 
 _CLEAR, _CLOSE = "clear", "close"
 
 
 class _Worker:
-    def __init__(self, reply: Callable[[TokenChunk], None], coalescer: ResponseCoalescer) -> None:
+    def __init__(
+        self, reply: Callable[[TokenChunk], None], flush: Callable[[], None], coalescer: ResponseCoalescer
+    ) -> None:
         self.inbox: queue.SimpleQueue[list[TokenChunk] | str] = queue.SimpleQueue()
         self._reply = reply
+        self._flush = flush
         self._coalescer = coalescer
         threading.Thread(target=self._run, name="reply-worker", daemon=True).start()
 
@@ -89,6 +114,7 @@ class _Worker:
                     chunks += item
             for chunk in self._coalescer.due(chunks):
                 self._reply_safely(chunk)
+            self._flush()
 
     def _arrived(self) -> list[list[TokenChunk] | str]:
         """Return everything in the inbox; wait for a first item, at the longest until a chunk is due."""

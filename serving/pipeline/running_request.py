@@ -78,6 +78,7 @@ class RunningRequest:
     observer: SequenceObserver
     returns_log_probs: bool = False
     stream_name: str = ""  # given by the server's frontend, which reports by it that the client has left
+    is_direct: bool = False  # its replies go past Triton, but for the last
     sequence_index: int = 0  # among those of one prompt; each has a stream of its own
     release: int = 0
     kv_block_tokens: int = 0

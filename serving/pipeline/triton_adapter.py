@@ -18,10 +18,13 @@ import triton_python_backend_utils as pb_utils
 from ensemble_configs.render.tensors import outputs_of
 from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import named_engine
+from serving.pipeline.direct_replies import DIRECT_REPLIES
+from serving.pipeline.direct_sink import DirectSink
 from serving.pipeline.late_refusal import error_for_client
 from serving.pipeline.request_origin import RequestOrigin
 from serving.pipeline.whole_response import WholeResponse
-from serving.requests.request_parameters import Parameters, stream_name_of
+from serving.requests.request_parameters import Parameters, direct_model_of, stream_name_of
+from serving.requests.stream_message import StreamMessages
 from serving.requests.tensor_sink import TensorSink
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.telemetry.request_tracer import RequestTracer
@@ -62,11 +65,6 @@ def guarded(respond: Callable[[Any], Any], request: Any, observer: RequestObserv
     return error_response(error)
 
 
-def origin_of(request: Any, parameters: Parameters, observer: RequestObserver) -> RequestOrigin:
-    """Return the origin of a Triton request with these parameters."""
-    return RequestOrigin(request.request_id(), stream_name_of(parameters), request.timeout(), observer)
-
-
 def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:
     """Call `start(request, observer=...)` for each request; an error that it raises is the only response.
 
@@ -95,11 +93,25 @@ class Responses:
         policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
         self._is_decoupled = bool(policy.get("decoupled", False))
         self._all_outputs = frozenset(name for name, _ in outputs_of(step))
+        self._model, self._version = args["model_name"], args["model_version"]
 
-    def sink(self, request: Any, observer: RequestObserver) -> TensorSink:
-        """Return the sink for the responses to one request."""
-        sink = _SenderSink(request, observer, self._all_outputs)
-        return sink if self._is_decoupled else WholeResponse(sink)
+    def origin(self, request: Any, parameters: Parameters, observer: RequestObserver) -> RequestOrigin:
+        """Return the origin of a request with these parameters."""
+        name = stream_name_of(parameters)
+        is_asked = self._is_decoupled and direct_model_of(parameters) == self._model
+        way = DIRECT_REPLIES.way_to(name) if is_asked else None
+        return RequestOrigin(request.request_id(), name, request.timeout(), way, observer)
+
+    def sink(self, request: Any, origin: RequestOrigin) -> TensorSink:
+        """Return the sink for the responses to a request with this origin."""
+        sink = _SenderSink(request, origin.observer, self._all_outputs)
+        if not self._is_decoupled:
+            return WholeResponse(sink)
+        if origin.way is None:
+            return sink
+        return DirectSink(
+            sink, origin.way, origin.stream_name, StreamMessages(self._model, self._version, origin.request_id)
+        )
 
 
 class _SenderSink:
@@ -112,7 +124,7 @@ class _SenderSink:
     takes_one = False
 
     def __init__(self, request: Any, observer: RequestObserver, all_outputs: frozenset[str]) -> None:
-        self._names = frozenset(request.requested_output_names())
+        self.names = frozenset(request.requested_output_names())
         self._all_outputs = all_outputs
         self._sender = request.get_response_sender()
         self._observer = observer
@@ -120,7 +132,7 @@ class _SenderSink:
 
     def named_outputs(self) -> Collection[str]:
         """Return the outputs that the client named; empty where Triton or a graph named all outputs for it."""
-        return () if self._names >= self._all_outputs or "stream_state" in self._names else self._names
+        return () if self.names >= self._all_outputs or "stream_state" in self.names else self.names
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
         """Send one response, with only the outputs that the request wants.
@@ -128,7 +140,7 @@ class _SenderSink:
         The stub would drop all other outputs, and up to Triton 2.52 it frees their arrays without Python's lock: with
         tens of streams the process of the model dies within seconds (python_backend pull request 390).
         """
-        wanted = [pb_utils.Tensor(name, tensor) for name, tensor in tensors.items() if name in self._names]
+        wanted = [pb_utils.Tensor(name, tensor) for name, tensor in tensors.items() if name in self.names]
         response = pb_utils.InferenceResponse(wanted)
         if is_final:
             self._observer.end()  # before its client has it, whose own span ends then

@@ -97,6 +97,7 @@ class TritonProcess:
                     key=self.control_key,
                     own_models=frozenset(name for model in spec.models for name in model.triton_names),
                     has_open_shared_memory=spec.triton.allow_client_shm,
+                    has_direct_responses=spec.triton.has_direct_responses,
                     sticky_headers=tuple(sticky_headers(spec)),
                     sticky_parameters=tuple(sticky_parameters(spec)),
                 )

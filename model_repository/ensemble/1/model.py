@@ -3,7 +3,7 @@
 
 import triton_python_backend_utils as pb_utils
 
-from serving.pipeline.triton_adapter import Responses, origin_of, release_folder, start_each
+from serving.pipeline.triton_adapter import Responses, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.release_routing.release_routing import ReleaseRouting
 from serving.release_routing.routing_control import leaving_releases
@@ -27,8 +27,8 @@ class TritonPythonModel:
     def _start(self, request, *, observer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         parameters = parameters_of(request.parameters())
-        origin = origin_of(request, parameters, observer)
-        self.releases.start(tensors, self.responses.sink(request, observer), origin, parameters=parameters)
+        origin = self.responses.origin(request, parameters, observer)
+        self.releases.start(tensors, self.responses.sink(request, origin), origin, parameters=parameters)
 
     def finalize(self) -> None:
         self.control_channel.close()

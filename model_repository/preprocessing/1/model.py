@@ -3,7 +3,7 @@
 
 from serving.pipeline.prompt_service import PromptService
 from serving.pipeline.prompt_step import PromptStep
-from serving.pipeline.triton_adapter import Responses, origin_of, release_folder, start_each
+from serving.pipeline.triton_adapter import Responses, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.requests.request_parameters import parameters_of
 from serving.telemetry.request_tracer import RequestTracer
@@ -23,8 +23,8 @@ class TritonPythonModel:
 
     def _start(self, request, *, observer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        origin = origin_of(request, parameters_of(request.parameters()), observer)
-        self.service.start(tensors, self.responses.sink(request, observer), origin)
+        origin = self.responses.origin(request, parameters_of(request.parameters()), observer)
+        self.service.start(tensors, self.responses.sink(request, origin), origin)
 
     def finalize(self) -> None:
         self.control_channel.close()

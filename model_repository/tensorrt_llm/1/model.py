@@ -12,7 +12,7 @@ from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.pipeline.abandoned_streams import find_abandoned
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.reply_tensors import TensorReplies
-from serving.pipeline.triton_adapter import Responses, engine_name, origin_of, release_folder, start_each
+from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
 from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.requests.request_parameters import check_release, is_context_only, parameters_of, with_scheduling
 from serving.telemetry.engine_metrics import EngineMetrics
@@ -50,10 +50,11 @@ class TritonPythonModel:
         parameters = parameters_of(request.parameters())
         check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        origin = self.responses.origin(request, parameters, observer)
         self.service.start(
             with_scheduling(tensors, parameters),
-            TensorReplies(self.responses.sink(request, observer)),
-            origin_of(request, parameters, observer),
+            TensorReplies(self.responses.sink(request, origin)),
+            origin,
             is_context_only=is_context_only(parameters),
         )
 

@@ -25,14 +25,14 @@ class Departures:
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None  # run dir of the server; None: there is no server now
-        self._prefix = secrets.token_hex(4)
+        self.frontend = secrets.token_hex(4)  # the part of the names that is this process's
         self._numbers = itertools.count()
         self._left: list[str] = []
         self._telling: asyncio.Task[None] | None = None
 
     def new_name(self) -> str:
         """Return a name for a stream that no client can know."""
-        return f"{self._prefix}-{next(self._numbers)}"
+        return f"{self.frontend}-{next(self._numbers)}"
 
     def pin(self, name: str) -> None:
         """Record that a stream names the version of a model, before the models have its request."""

@@ -17,6 +17,7 @@ class Upstream(msgspec.Struct, frozen=True, tag="upstream"):
     key: str  # the control key of its restricted APIs
     own_models: frozenset[str]  # models with all inputs in the contract
     has_open_shared_memory: bool = False
+    has_direct_responses: bool = False  # models send theirs to the frontend, past Triton
     sticky_headers: tuple[str, ...] = ()  # they go on to the models
     sticky_parameters: tuple[str, ...] = ()  # of requests, beside those of the contract
 

@@ -8,11 +8,13 @@ what still comes is dropped. Only a stream that has not ended a while later is r
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import http2_frames as h2
+from serving.frontend.grpc.direct_responses import DirectResponses
 from serving.frontend.grpc.grpc_messages import MessageReader
+from serving.frontend.grpc.header_blocks import Headers
 
 _MESSAGE_S = 30.0  # for the rest of a message, and as long as a slow line may take
 _LEAST_BYTES_PER_S = 262_144
@@ -31,20 +33,31 @@ class ClientStream:
 
     name: str  # to the models, which are told when its client leaves
     messages: MessageReader
-    is_answered: bool = False  # Triton's headers have been sent on
+    is_answered: bool = False  # headers of an answer have been sent: Triton's, or the relay's own
+    is_headed_here: bool = False  # they are the relay's own, and Triton's are still to come
     # Triton does not know of it: it is refused with its first message, since a client that has not sent one yet does
     # not look for an answer.
     is_held: bool = False
     is_half_closed: bool = False  # its client has said that it sends no more
     are_models_told: bool = True  # each model that it asks hears of clients that leave
     is_pinned: bool = False  # it has named a version of a model, so no split may move it
+    is_direct: bool = False  # responses may come for it past Triton
+    # Its headers, while they wait for the model's name in its first message, and what goes behind them.
+    untold: Headers | None = None
+    behind: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_told(self) -> bool:
+        """Return whether Triton knows of it."""
+        return not self.is_held and self.untold is None
 
 
 class ClientStreams:
     """The streams of a connection, by the ids that HTTP/2 gives them."""
 
-    def __init__(self, departures: Departures) -> None:
+    def __init__(self, departures: Departures, direct: DirectResponses) -> None:
         self._departures = departures
+        self._direct = direct
         self._running: dict[int, ClientStream] = {}
         self._refused: dict[int, None] = {}
         self._ending: dict[int, float] = {}  # streams that were left, and until when they may go on
@@ -77,7 +90,7 @@ class ClientStreams:
     def leave(self, stream_id: int) -> bytes:
         """Remove a stream that its client ends; return the bytes that tell Triton."""
         stream = self._running.get(stream_id)
-        if stream is None or stream.is_held:
+        if stream is None or not stream.is_told:
             self._end(stream_id)
             return b""
         if stream.messages.since_s is not None:  # Triton would wait for the rest
@@ -95,7 +108,7 @@ class ClientStreams:
     def refuse(self, stream_id: int) -> tuple[ClientStream, bytes]:
         """Remove a stream that is refused; return the stream, and the bytes that tell Triton."""
         stream = self._running[stream_id]
-        if stream.is_held:
+        if not stream.is_told:
             self._end(stream_id)
             self._drop(stream_id)
             return stream, b""
@@ -116,7 +129,7 @@ class ClientStreams:
     def is_tritons(self, stream_id: int) -> bool:
         """Return whether Triton may be told of a stream."""
         stream = self._running.get(stream_id)
-        return not self.is_dropped(stream_id) and (stream is None or not stream.is_held)
+        return not self.is_dropped(stream_id) and (stream is None or stream.is_told)
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
         """Follow a stream by the head of a frame of Triton's."""
@@ -151,4 +164,6 @@ class ClientStreams:
             stream.messages.close()
             if stream.is_pinned:
                 self._departures.unpin(stream.name)
+            if stream.is_direct:
+                self._direct.forget(stream.name)
         return stream

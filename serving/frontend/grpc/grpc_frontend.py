@@ -6,10 +6,13 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from serving.frontend.common.departures import Departures
 from serving.frontend.common.messages import BACKLOG, Setting, Upstream
+from serving.frontend.grpc.direct_responses import DirectResponses
 from serving.frontend.grpc.grpc_relay import ClientConnection
+from serving.process.reply_socket import reply_socket
 from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import Unavailable
 
@@ -26,6 +29,7 @@ class GrpcFrontend:
     own_models: frozenset[str] = frozenset()  # models that are told when a client leaves
     refusal: Unavailable | None = None  # why no request is taken
     connections: set[ClientConnection] = field(default_factory=set)
+    direct: DirectResponses = field(default_factory=DirectResponses)
 
     async def listen(self, setting: Setting) -> None:
         """Take connections from now on."""
@@ -38,6 +42,10 @@ class GrpcFrontend:
 
     async def serve(self, upstream: Upstream | None) -> None:
         """Relay to another Triton from now on. Args: `upstream`: None: there is no Triton now."""
+        if upstream is not None and upstream.has_direct_responses:
+            self.direct.listen(reply_socket(Path(upstream.run_dir), self.departures.frontend))
+        else:
+            self.direct.close()
         self.port = None if upstream is None else upstream.grpc_port
         self.own_models = frozenset() if upstream is None else upstream.own_models
 
@@ -53,6 +61,7 @@ class GrpcFrontend:
 
     async def close(self) -> None:
         """Close every connection."""
+        self.direct.close()
         for connection in list(self.connections):
             connection.close()
 

@@ -15,18 +15,28 @@ import grpc
 from serving.frontend.common.infer_limits import check_message
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.client_streams import ClientStream, ClientStreams
-from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge
-from serving.frontend.grpc.header_blocks import HeaderReader, Headers, header_frames, status_block, without
+from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge, first_model
+from serving.frontend.grpc.header_blocks import (
+    HeaderReader,
+    Headers,
+    answer_block,
+    as_trailers,
+    header_frames,
+    status_block,
+    without,
+)
 from serving.frontend.grpc.http2_frames import Frame, ProtocolError
+from serving.frontend.grpc.send_windows import SendWindows
 from serving.frontend.grpc.triton_connection import TritonConnection
-from serving.requests.request_parameters import STREAM_NAME
+from serving.requests.request_parameters import DIRECT_MODEL, STREAM_NAME
 from trireme.base.errors import RequestError, Unavailable
 
 if TYPE_CHECKING:
     from serving.frontend.grpc.grpc_frontend import GrpcFrontend
 
-_INFERENCE = (b"/inference.GRPCInferenceService/ModelInfer", b"/inference.GRPCInferenceService/ModelStreamInfer")
-_OURS = frozenset({STREAM_NAME.encode()})
+_STREAM = b"/inference.GRPCInferenceService/ModelStreamInfer"
+_INFERENCE = (b"/inference.GRPCInferenceService/ModelInfer", _STREAM)
+_OURS = frozenset({STREAM_NAME.encode(), DIRECT_MODEL.encode()})
 _GREETING_S = 10.0  # for the first bytes of a connection, and for headers in several frames
 _FRAME_S = 30.0  # for the rest of a frame
 _CONNECT_S = 5.0
@@ -46,7 +56,9 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._headers = HeaderReader()
         self._is_greeted = False
-        self._streams = ClientStreams(state.departures)
+        self._streams = ClientStreams(state.departures, state.direct)
+        self._windows = SendWindows()
+        self._direct: list[bytes] = []  # frames of responses that came past Triton, until all that came are here
         self._num_control = 0
         self._closing_s: float | None = None
         self._is_lost = False  # the client has gone, and Triton may still answer
@@ -121,10 +133,58 @@ class ClientConnection(asyncio.Protocol):
         """Return whether Triton's frames of a stream are dropped."""
         return self._streams.is_dropped(stream_id)
 
-    def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
-        """Follow a stream by the head of a frame of Triton's."""
-        self._streams.note_answer(frame_kind, flags, stream_id)
+    def drain_direct(self) -> None:
+        """Send what models have written past Triton before what Triton says now."""
+        self._state.direct.drain()
+
+    def spend(self, stream_id: int, num_bytes: int) -> bool:
+        """Return whether data of Triton's may go to the client now, and take the client's window for it."""
+        return self._windows.spend(stream_id, num_bytes)
+
+    def acknowledge(self) -> bytes:
+        """Take Triton's word that it has read the client's settings; return the frames that may go then."""
+        return self._windows.acknowledge()
+
+    def hold(self, stream_id: int, flags: int, data: bytes) -> bytes:
+        """Keep data until the client's window is open; return the frames that may go now."""
+        return self._windows.wait(stream_id, flags, data)
+
+    def answer(self, kind: int, flags: int, stream_id: int, frames: bytes) -> bytes:
+        """Return what goes to the client of frames of Triton's that are no data: headers, or the end of a stream."""
+        is_last = kind == h2.RST_STREAM or bool(flags & h2.END_STREAM)
+        is_dropped = self._streams.is_dropped(stream_id)
+        if not is_dropped and kind == h2.HEADERS:
+            stream = self._streams.get(stream_id)
+            if stream is not None and stream.is_headed_here:
+                stream.is_headed_here = False
+                frames = as_trailers(frames, stream_id, max_bytes=h2.LEAST_MAX_FRAME_BYTES) if is_last else b""
+        self._streams.note_answer(kind, flags, stream_id)
+        if is_dropped:
+            frames = b""
+        elif self._windows.is_waiting(stream_id):
+            self._windows.wait_behind(stream_id, frames, is_last=is_last)
+            frames = b""
+        elif is_last:
+            self._windows.end(stream_id)
         self._finish_if_over()
+        return frames
+
+    # Called as models send responses past Triton.
+
+    def take_direct(self, stream_id: int, message: bytes) -> None:
+        """Take a response for a stream; it is sent with the next `flush_direct`."""
+        stream = self._streams.get(stream_id)
+        if stream is None or self._is_lost:
+            return
+        if not stream.is_answered:
+            stream.is_answered = stream.is_headed_here = True
+            self._direct.append(h2.make_frame(h2.HEADERS, h2.END_HEADERS, stream_id, answer_block()))
+        self._direct.append(self._windows.own(stream_id, message))
+
+    def flush_direct(self) -> None:
+        """Send the responses that were taken."""
+        self.send(b"".join(self._direct))
+        self._direct.clear()
 
     def tick(self, now_s: float) -> None:
         """End the connection, or streams of it, if they take too long."""
@@ -220,14 +280,37 @@ class ClientConnection(asyncio.Protocol):
                 self._take_data(frame)
             case h2.RST_STREAM:
                 self._take_reset(frame)
-            case h2.WINDOW_UPDATE if not self._streams.is_tritons(frame.stream_id):
-                pass
-            case h2.SETTINGS | h2.PING | h2.GOAWAY | h2.WINDOW_UPDATE:
+            case h2.WINDOW_UPDATE:
+                self._take_window(frame)
+            case h2.SETTINGS if not frame.flags & h2.ACK:
+                self._take_settings(frame)
+            case h2.SETTINGS | h2.PING | h2.GOAWAY:
                 self._to_triton.append(frame.raw)
             case h2.PUSH_PROMISE:
                 raise ProtocolError("a client cannot push")
             case _:
                 pass  # priorities and unknown kinds: of no use to Triton
+
+    def _take_settings(self, frame: Frame) -> None:
+        """Send Triton the client's settings, without a table for headers: so no block depends on one before it."""
+        self._to_triton.append(h2.with_setting(frame.payload, h2.HEADER_TABLE_SIZE, 0))
+        self._windows.set_first(h2.setting_of(frame.payload, h2.INITIAL_WINDOW_SIZE))
+
+    def _take_window(self, frame: Frame) -> None:
+        stream_id, num_bytes = frame.stream_id, h2.given_back(frame.payload)
+        if not num_bytes:  # Triton ends the connection
+            self._to_triton.append(frame.raw)
+            return
+        of_triton, frames = self._windows.give(stream_id, num_bytes)
+        self.send(frames)
+        if not of_triton:
+            return
+        told = h2.give_back(of_triton, stream_id)
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.untold is not None:
+            stream.behind.append(told)
+        elif self._streams.is_tritons(stream_id):
+            self._to_triton.append(told)
 
     def _take_headers(self, frame: Frame) -> None:
         if frame.kind == h2.HEADERS:
@@ -237,6 +320,7 @@ class ClientConnection(asyncio.Protocol):
         stream_id, (flags, headers) = frame.stream_id, block
         if (stream := self._streams.get(stream_id)) is not None:  # trailers
             stream.is_half_closed = stream.is_half_closed or bool(flags & h2.END_STREAM)
+            self._tell(stream_id, stream, b"")
             self._send_headers(stream_id, flags, without(headers, _OURS))
         elif stream_id > self._streams.last_id:  # else a frame of a stream that has ended
             self._begin_stream(stream_id, flags, headers)
@@ -263,11 +347,30 @@ class ClientConnection(asyncio.Protocol):
             is_half_closed=bool(flags & h2.END_STREAM),
         )
         self._streams.begin(stream_id, stream)
+        self._windows.begin(stream_id)
         if stream.is_held and stream.is_half_closed:
             self._refuse_held(stream_id)
         elif not stream.is_held:
             own = [(STREAM_NAME.encode(), name.encode())] if is_inference else []
-            self._send_headers(stream_id, flags, without(headers, _OURS) + own)
+            told = without(headers, _OURS) + own
+            if given.get(b":path") == _STREAM and self._state.direct.is_open and not stream.is_half_closed:
+                stream.untold = told
+            else:
+                self._send_headers(stream_id, flags, told)
+
+    def _tell(self, stream_id: int, stream: ClientStream, message: bytes) -> None:
+        """Tell Triton of a stream that it has not heard of. Args: `message`: the beginning of the first message."""
+        if stream.untold is None:
+            return
+        headers, stream.untold = stream.untold, None
+        model = first_model(message)
+        if model in self._state.own_models:
+            stream.is_direct = True
+            self._state.direct.expect(stream.name, self, stream_id)
+            headers.append((DIRECT_MODEL.encode(), model.encode()))
+        self._send_headers(stream_id, 0, headers)
+        self._to_triton += stream.behind
+        stream.behind.clear()
 
     def _send_headers(self, stream_id: int, flags: int, headers: Headers) -> None:
         self._to_triton += header_frames(headers, flags, stream_id, max_bytes=self.max_frame_bytes)
@@ -296,6 +399,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(frame.stream_id, grpc.StatusCode.UNAVAILABLE, str(exc))
         else:
             stream.is_half_closed = bool(frame.flags & h2.END_STREAM)
+            self._tell(frame.stream_id, stream, body)
             self._to_triton.append(frame.raw)
             return
         self._drop(frame)
@@ -307,6 +411,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_reset(self, frame: Frame) -> None:
         self._to_triton.append(self._streams.leave(frame.stream_id))
+        self._end_windows(frame.stream_id)
+
+    def _end_windows(self, stream_id: int) -> None:
+        """Forget what waits for a client on a stream; Triton gets back what it has sent of that."""
+        if lost := self._windows.end(stream_id):
+            self._to_triton.append(h2.give_back(lost))
 
     def _count_control(self) -> None:
         self._num_control += 1
@@ -327,6 +437,7 @@ class ClientConnection(asyncio.Protocol):
         self.send(h2.make_frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream_id, block))
         self.send(h2.reset(stream_id, h2.NO_ERROR))  # the rest of the client's message is of no use
         self._to_triton.append(to_triton)
+        self._end_windows(stream_id)
 
     def _end(self, code: int, why: str) -> None:
         if self._is_greeted:

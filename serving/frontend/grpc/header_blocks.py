@@ -93,6 +93,27 @@ def header_frames(headers: Headers, flags: int, stream_id: int, *, max_bytes: in
     return frames
 
 
+def as_trailers(block: bytes, stream_id: int, *, max_bytes: int) -> bytes:
+    """Return the frames of the only headers of an answer as those that follow a message.
+
+    Args:
+        block: frames of one header block, which depends on no other.
+        stream_id: of the stream that ends with the headers.
+        max_bytes: the longest payload of a frame.
+    """
+    buffer, reader, found = bytearray(block), HeaderReader(), None
+    while found is None and (frame := h2.take_frame(buffer, max_bytes=MAX_BYTES * 2)) is not None:
+        found = reader.take(frame)
+    headers = [] if found is None else found[1]
+    kept = [(name, value) for name, value in headers if not name.startswith(b":") and name != b"content-type"]
+    return b"".join(header_frames(kept, h2.END_STREAM, stream_id, max_bytes=max_bytes))
+
+
+def answer_block() -> bytes:
+    """Return the headers that an answer of gRPC begins with."""
+    return write([(b":status", b"200"), (b"content-type", b"application/grpc")])
+
+
 def status_block(code: int, message: str, *, is_first: bool) -> bytes:
     """Return the headers that end a call of gRPC.
 
@@ -104,7 +125,7 @@ def status_block(code: int, message: str, *, is_first: bool) -> bytes:
     told = quote(message, safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
     found: Headers = [(b"grpc-status", str(code).encode()), (b"grpc-message", told.encode())]
     if is_first:
-        found = [(b":status", b"200"), (b"content-type", b"application/grpc"), *found]
+        return answer_block() + write(found)
     return write(found)
 
 

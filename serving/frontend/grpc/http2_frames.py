@@ -11,7 +11,7 @@ END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 NO_ERROR, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x8, 0xB  # section 7
 HEAD_BYTES = 9
 LEAST_MAX_FRAME_BYTES = 16_384  # every peer takes frames up to this size
-_MAX_FRAME_SIZE = 5  # a setting
+HEADER_TABLE_SIZE, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 4, 5  # settings
 _HEAD = struct.Struct(">BHBBI")
 _SETTING = struct.Struct(">HI")
 _STREAM_ID = 0x7FFF_FFFF
@@ -89,10 +89,20 @@ def body_of(frame: Frame) -> bytes:
     return frame.payload[start:end]
 
 
-def max_frame_bytes(settings: bytes) -> int | None:
-    """Return the longest frame that the sender of a SETTINGS frame takes; None: it says nothing of that."""
+def setting_of(settings: bytes, which: int) -> int | None:
+    """Return a setting in the payload of a SETTINGS frame, such as `MAX_FRAME_SIZE`; None: it is not there."""
     found = None
     for name, value in _SETTING.iter_unpack(settings[: len(settings) // _SETTING.size * _SETTING.size]):
-        if name == _MAX_FRAME_SIZE:
+        if name == which:
             found = value
     return found
+
+
+def with_setting(settings: bytes, which: int, value: int) -> bytes:
+    """Return the SETTINGS frame with this payload and one more setting, which is read last."""
+    return make_frame(SETTINGS, 0, 0, settings + _SETTING.pack(which, value))
+
+
+def given_back(payload: bytes) -> int:
+    """Return how many bytes a WINDOW_UPDATE frame with this payload gives back; 0: it is no such payload."""
+    return struct.unpack(">I", payload)[0] & _STREAM_ID if len(payload) == 4 else 0

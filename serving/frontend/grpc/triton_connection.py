@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from serving.frontend.grpc.grpc_relay import ClientConnection
 
 
+_HEADER_KINDS = frozenset({h2.HEADERS, h2.CONTINUATION})
+
+
 class TritonConnection(asyncio.Protocol):
     """The relay's connection to Triton."""
 
@@ -23,36 +26,62 @@ class TritonConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Send whole frames on to the client, except frames of calls that were refused or left."""
+        """Send whole frames on to the client, except frames of calls that were refused or left, or that have to wait.
+
+        What models sent past Triton goes first: Triton says the last of a request after that was written.
+        """
+        self._client.drain_direct()
         data = self._rest + data if self._rest else data
-        pieces, sent, position, size = [], 0, 0, len(data)
-        is_in_block = False
-        end = 0  # end of the last frame that another frame may follow
+        pieces, sent, position, size = list[bytes](), 0, 0, len(data)
+        block, head_flags, head_id = -1, 0, 0  # where a header block began, the flags and stream of its first frame
         while size - position >= h2.HEAD_BYTES:
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
-            following = position + h2.HEAD_BYTES + length
+            body, following = position + h2.HEAD_BYTES, position + h2.HEAD_BYTES + length
             if following > size:
                 break
             kind, flags = data[position + 3], data[position + 4]
-            stream_id = int.from_bytes(data[position + 5 : position + 9], "big")
-            # Not headers: their entries in the table that both sides keep are needed for the headers of other calls.
-            if kind in {h2.DATA, h2.RST_STREAM} and self._client.is_dropped(stream_id):
-                pieces.append(data[sent:position])
+            stream_id = int.from_bytes(data[position + 5 : body], "big")
+            start, instead = position, None  # what is to be replaced, and by what
+            if kind == h2.DATA:
+                instead = self._data(flags, stream_id, data, body, following)
+            elif kind in _HEADER_KINDS:
+                if kind == h2.HEADERS:
+                    block, head_flags, head_id = position, flags, stream_id
+                if flags & h2.END_HEADERS:
+                    start, instead = block, self._client.answer(h2.HEADERS, head_flags, head_id, data[block:following])
+                    block = -1
+            elif kind == h2.RST_STREAM:
+                instead = self._client.answer(kind, flags, stream_id, data[position:following])
+            elif kind == h2.SETTINGS and flags & h2.ACK:
+                instead = data[position:following] + self._client.acknowledge()
+            elif kind == h2.SETTINGS:
+                found = h2.setting_of(data[body:following], h2.MAX_FRAME_SIZE)
+                self._client.max_frame_bytes = found or self._client.max_frame_bytes
+            if instead is not None:
+                pieces += (data[sent:start], instead)
                 sent = following
-                if kind == h2.DATA and length:
-                    self.send(h2.give_back(length) + h2.give_back(length, stream_id))
-            if kind != h2.DATA or flags & h2.END_STREAM:
-                self._follow(kind, flags, stream_id, data[position + h2.HEAD_BYTES : following])
-            if kind in {h2.HEADERS, h2.CONTINUATION}:
-                is_in_block = not flags & h2.END_HEADERS
             position = following
-            if not is_in_block:
-                end = position
-        if sent < end:
-            pieces.append(data[sent:end])
-        self._rest = data[max(end, sent) :]
-        if out := pieces[0] if len(pieces) == 1 else b"".join(pieces):
+        end = position if block < 0 else block  # no other frame may come between those of a block
+        pieces.append(data[sent:end])
+        self._rest = data[end:]
+        if out := b"".join(pieces):
             self._client.send(out)
+
+    def _data(self, flags: int, stream_id: int, data: bytes, start: int, end: int) -> bytes | None:
+        """Return what goes to the client in place of a frame of data; None: the frame as it is."""
+        if self._client.is_dropped(stream_id):
+            if end > start:
+                self.send(h2.give_back(end - start) + h2.give_back(end - start, stream_id))
+            instead: bytes | None = b""
+        elif self._client.spend(stream_id, end - start):
+            instead = None
+        else:
+            instead = self._client.hold(
+                stream_id, flags, h2.body_of(h2.Frame(h2.DATA, flags, stream_id, data[start:end], b""))
+            )
+        if flags & h2.END_STREAM:
+            self._client.answer(h2.DATA, flags, stream_id, b"")
+        return instead
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's connection, because Triton has gone."""
@@ -82,9 +111,3 @@ class TritonConnection(asyncio.Protocol):
     def resume_reading(self) -> None:
         """Have Triton send again."""
         self._transport.resume_reading()
-
-    def _follow(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind == h2.SETTINGS and not flags & h2.ACK:
-            self._client.max_frame_bytes = h2.max_frame_bytes(payload) or self._client.max_frame_bytes
-        elif kind in {h2.DATA, h2.HEADERS, h2.RST_STREAM}:
-            self._client.note_answer(kind, flags, stream_id)

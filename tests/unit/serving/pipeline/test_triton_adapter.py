@@ -10,6 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.pipeline.abandoned_streams import find_abandoned
 from serving.pipeline.chunk_replies import EngineRefusal
+from serving.pipeline.request_origin import NO_ORIGIN
 from serving.pipeline.triton_adapter import (
     Responses,
     error_response,
@@ -123,7 +124,9 @@ def test_an_output_that_the_request_does_not_name_never_gets_to_the_stub(is_deco
     asked = pb_utils.InferenceRequest(
         inputs=[], requested_output_names=["text_output", "num_input_tokens"], model_name="ensemble"
     )
-    sink = Responses({"model_config": config}, step="ensemble").sink(asked, UNTRACED)
+    sink = Responses({"model_config": config, "model_name": "ensemble", "model_version": "1"}, step="ensemble").sink(
+        asked, NO_ORIGIN
+    )
     one = np.array([[1]], dtype=np.int32)
     text = np.array([b"x"], dtype=np.object_)
     sink.send({"text_output": text, "finish_reason": text, "num_preemptions": one}, is_final=True)

@@ -3,155 +3,30 @@
 
 import asyncio
 import contextlib
-import socket
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from relay_site import MAX_BYTES, Site, at_site, request, served, stream, until
+from tritonclient.grpc import service_pb2
 
-from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import client_streams, grpc_relay
 from serving.frontend.grpc import http2_frames as h2
-from serving.frontend.grpc.grpc_frontend import GrpcFrontend
 from serving.frontend.grpc.grpc_relay import ClientConnection
 from serving.frontend.grpc.header_blocks import write
-from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import Unavailable
 
 pytestmark = pytest.mark.slow
-
-MAX_BYTES = 1_000_000
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-
-
-class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # tritonclient has no types
-    """An echo: each request of a stream is answered as often as its parameter `times` says."""
-
-    def __init__(self) -> None:
-        self.metadata: list[dict[str, str]] = []
-        self.num_cancelled = 0
-
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self.metadata.append(dict(context.invocation_metadata()))
-        return service_pb2.ModelInferResponse(id=request.id, raw_output_contents=request.raw_input_contents)
-
-    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        self.metadata.append(dict(context.invocation_metadata()))
-        try:
-            async for request in requests:
-                for _ in range(request.parameters["times"].int64_param or 1):
-                    answer = service_pb2.ModelInferResponse(id=request.id)
-                    answer.raw_output_contents.extend(request.raw_input_contents)
-                    yield service_pb2.ModelStreamInferResponse(infer_response=answer)
-                if request.id == "wait":
-                    await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            self.num_cancelled += 1
-            raise
-
-    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
-        del request, context
-        return service_pb2.ServerLiveResponse(live=True)
-
-
-class Left(Departures):
-    """A record of the streams that were left."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def leave(self, names: Any) -> None:
-        self.names += names
-
-
-@dataclass
-class Site:
-    """A relay in front of a server."""
-
-    triton: Triton
-    state: GrpcFrontend
-    port: int
-    left: Left
-    budget: ByteBudget
-    channel: Any = None
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
-
-    @property
-    def stub(self) -> Any:
-        if self.channel is None:
-            options = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
-            self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options)
-        return service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
-
-    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self.writers.append(writer)
-        return reader, writer
-
-
-async def at_site(work: Callable[[Site], Awaitable[None]]) -> None:
-    server = grpc.aio.server(options=UNLIMITED)
-    triton = Triton()
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    left, budget = Left(), ByteBudget(8 * MAX_BYTES)
-    state = GrpcFrontend(left, budget, MAX_BYTES, 100, port=port, own_models=frozenset({"ensemble"}))
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    relay = await asyncio.get_running_loop().create_server(lambda: ClientConnection(state), sock=listener)
-    site = Site(triton, state, listener.getsockname()[1], left, budget)
-    try:
-        async with asyncio.timeout(30):
-            await work(site)
-        assert budget._taken == 0, "bytes were taken and not given back"
-    finally:
-        for writer in site.writers:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-        if site.channel is not None:
-            await site.channel.close()
-        relay.close()
-        listener.close()
-        for connection in list(state.connections):
-            connection.close()
-        await asyncio.sleep(0.02)
-        for connection in list(state.connections):  # those that are wound up
-            connection.tick(asyncio.get_running_loop().time() + 100)
-        await asyncio.sleep(0.02)
-        await server.stop(None)
-
-
-def served(work: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        asyncio.run(at_site(work))
-
-    test.__name__ = work.__name__
-    test.__doc__ = work.__doc__
-    return test
 
 
 def only_connection(site: Site) -> ClientConnection:
     [connection] = site.state.connections
     assert isinstance(connection, ClientConnection)
     return connection
-
-
-def request(contents: bytes = b"", *, times: int = 1, shape: list[int] | None = None, name: str = "a") -> Any:
-    found = service_pb2.ModelInferRequest(id=name, model_name="ensemble")
-    found.parameters["times"].int64_param = times
-    found.inputs.add(name="IDS", datatype="INT32", shape=shape or [1, len(contents) // 4])
-    found.raw_input_contents.append(contents)
-    return found
 
 
 async def refused(call: Any) -> grpc.aio.AioRpcError:
@@ -164,14 +39,6 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
     except grpc.aio.AioRpcError as exc:
         return exc
     pytest.fail("it was not refused")
-
-
-def stream(*requests: Any) -> AsyncIterator[Any]:
-    async def each() -> AsyncIterator[Any]:
-        for one in requests:
-            yield one
-
-    return each()
 
 
 @served
@@ -355,11 +222,6 @@ async def test_who_leaves_in_the_middle_of_a_message_is_reset_and_told_of_later(
     await until(lambda: not only_connection(site)._streams.get(1))
     assert site.left.names == []
     await until(lambda: len(site.left.names) == 1)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.005)
 
 
 @served
