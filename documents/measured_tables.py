@@ -38,6 +38,21 @@ def overhead() -> str:
     return _table([*header, "no delay: ratio", "ITL p50 / p99 ms"], rows, *names)
 
 
+def direct_responses() -> str:
+    """Return the table of what a request and a response cost each process, past Triton and through Triton."""
+    result = latest("request_cost_ways")
+    rows = []
+    for past in result["rows"]:
+        if past["way"] != "past Triton":
+            continue
+        [through] = [r for r in result["rows"] if r["streams"] == past["streams"] and r["way"] != past["way"]]
+        for kind, parts in past["core_us"].items():
+            cells = [f"{one[part]['median']:,.0f}" for part in parts for one in (parts, through["core_us"][kind])]
+            rows.append([str(past["streams"]), kind, *cells])
+    header = ["streams", "process", "a request, µs: past Triton", "through", "a response, µs: past Triton", "through"]
+    return f"{markdown_table(header, rows)}\n\nFrom {source('request_cost_ways')}."
+
+
 def frontend_cost() -> str:
     """Return what the frontend costs beside Triton's own port."""
     rows = [

@@ -34,6 +34,7 @@ def tables() -> dict[str, str]:
         "front doors": front_doors(latest("front_doors"), source("front_doors"))
         if has_result("front_doors")
         else NOT_MEASURED,
+        "direct responses": measured_tables.direct_responses() if has_result("request_cost_ways") else NOT_MEASURED,
         "overhead": measured_tables.overhead(),
         "responses": measured_tables.responses(),
         "frontend cost": measured_tables.frontend_cost(),

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a request on its way through the server, in microseconds of a core, by process; the engine costs nothing.
 
-`python -m benchmarks.studies.request_cost --help`. A round has two loads, of answers of one token and of many. From
-both, what a request costs once and what each response costs is solved, for each process of the server.
+`python -m benchmarks.studies.request_cost --help`. Two servers are asked in turn: one whose models send responses past
+Triton, and one whose models send all through Triton. A round has two loads of each, of answers of one token and of
+many. From both, what a request costs once and what each response costs is solved, for each process of the server.
 """
 
+import contextlib
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +23,8 @@ from benchmarks.support.through_ensemble import ThroughEnsemble
 from benchmarks.support.workload import Ask
 from clients.exact_prompts import PromptMaker
 
-_NAME = "request_cost"
+_NAME = "request_cost_ways"
+_WAYS = {"past Triton": True, "through Triton": False}
 _STREAMS = (4, 16, 64)
 _FEW, _MANY = 1, 100  # tokens of an answer
 _REQUESTS = 640  # of a round's load of short answers
@@ -47,21 +50,24 @@ def main(
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
 ) -> None:
-    """Measure and print; three minutes."""
+    """Measure and print; six minutes."""
     maker = PromptMaker(demo_tokenizer(), input_tokens=input_tokens, seed=1)
     rows = []
-    with ThroughEnsemble(costless_deployment(_NAME)) as server, Progress(console=Console(stderr=True)) as progress:
+    with contextlib.ExitStack() as stack:
+        servers = {way: stack.enter_context(_server(is_direct=is_direct)) for way, is_direct in _WAYS.items()}
+        progress = stack.enter_context(Progress(console=Console(stderr=True)))
         task = progress.add_task("", total=len(_STREAMS) * (rounds + 1))
         for streams in _STREAMS:
-            seen = []
+            seen: dict[str, list[dict[str, tuple[float, float]]]] = {way: [] for way in servers}
             for number in range(rounds + 1):
                 progress.update(task, description=f"{streams} streams, round {number} of {rounds}", advance=1)
-                few = _run(server, maker, streams, _FEW, _REQUESTS // streams)
-                many = _run(server, maker, streams, _MANY, max(1, _REQUESTS // streams // _SHARE_OF_LONG))
-                if number:  # the first round warms up
-                    seen.append(_solved(few, many))
-            rows.append({"streams": streams, "core_us": _medians(seen)})
-        where = environment(triton_http=server.http)
+                for way, server in servers.items() if number % 2 else reversed(servers.items()):
+                    few = _run(server, maker, streams, _FEW, _REQUESTS // streams)
+                    many = _run(server, maker, streams, _MANY, max(1, _REQUESTS // streams // _SHARE_OF_LONG))
+                    if number:  # the first round warms up
+                        seen[way].append(_solved(few, many))
+            rows += [{"streams": streams, "way": way, "core_us": _medians(each)} for way, each in seen.items()]
+        where = environment(triton_http=servers["past Triton"].http)
     result: dict[str, object] = {
         "benchmark": _NAME,
         "engine": "simulated, without cost, 2 ms a step",
@@ -76,6 +82,12 @@ def main(
         typer.echo(msgspec.json.encode(result).decode())
     else:
         Console().print(_table(rows))
+
+
+def _server(*, is_direct: bool) -> ThroughEnsemble:
+    deployment = costless_deployment(f"{_NAME}_{'past' if is_direct else 'through'}")
+    triton = deployment.triton.model_copy(update={"has_direct_responses": is_direct})
+    return ThroughEnsemble(deployment.model_copy(update={"triton": triton}))
 
 
 def _run(server: ThroughEnsemble, maker: PromptMaker, streams: int, tokens: int, times: int) -> _Load:
@@ -130,7 +142,7 @@ def _medians(seen: list[dict[str, tuple[float, float]]]) -> dict[str, dict[str, 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="microseconds of a core, medians and 90 % intervals")
-    for column in ("streams", "process", "a request", "a response"):
+    for column in ("streams", "responses go", "process", "a request", "a response"):
         table.add_column(column, justify="right")
     for row in rows:
         for kind, parts in row["core_us"].items():
@@ -138,7 +150,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
                 f"{parts[part]['median']:.0f} ({parts[part]['low']:.0f} to {parts[part]['high']:.0f})"
                 for part in ("request", "response")
             ]
-            table.add_row(str(row["streams"]), kind, *cells)
+            table.add_row(str(row["streams"]), row["way"], kind, *cells)
         table.add_section()
     return table
 
