@@ -8,9 +8,12 @@ same. The frontend of HTTP shows the three families as the one that they are (`s
 
 import bisect
 import itertools
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_LATE_S = 1.0  # for what is observed, where it is less than one value for each series
 
 
 class CountedHistogram:
@@ -29,6 +32,7 @@ class CountedHistogram:
     ) -> None:
         self._bounds = list(buckets)
         self._observed: deque[float] = deque()
+        self._flushed_s = float("-inf")
         families = [metric_family(f"{name}_{part}", text, metric_family.COUNTER) for part in ("bucket", "sum", "count")]
         self.families = tuple(families)  # Triton drops a family that nobody holds
         bounds = [*(f"{bound:g}" for bound in buckets), "+Inf"]
@@ -40,10 +44,12 @@ class CountedHistogram:
         self._observed.append(value)
 
     def flush(self) -> None:
-        """Send what was observed to the server; for one thread at a time."""
-        values = [self._observed.popleft() for _ in range(len(self._observed))]
-        if not values:
+        """Send what was observed to the server, or a little later where that is little; for one thread at a time."""
+        now_s, num_values = time.monotonic(), len(self._observed)
+        if not num_values or (num_values < len(self._buckets) and now_s - self._flushed_s < _LATE_S):
             return
+        self._flushed_s = now_s
+        values = [self._observed.popleft() for _ in range(num_values)]
         counts = [0] * len(self._buckets)
         for value in values:
             counts[bisect.bisect_left(self._bounds, value)] += 1

@@ -61,6 +61,7 @@ class ClientStreams:
         self._running: dict[int, ClientStream] = {}
         self._refused: dict[int, None] = {}
         self._ending: dict[int, float] = {}  # streams that were left, and until when they may go on
+        self._num_direct = 0
         self.last_id = 0
 
     def __len__(self) -> int:
@@ -81,6 +82,16 @@ class ClientStreams:
     def get(self, stream_id: int) -> ClientStream | None:
         """Return the running stream with an id; None: there is none."""
         return self._running.get(stream_id)
+
+    def expect_direct(self, stream: ClientStream) -> None:
+        """Note that responses may come for a stream past Triton."""
+        stream.is_direct = True
+        self._num_direct += 1
+
+    @property
+    def has_direct(self) -> bool:
+        """Return whether responses may come for a stream past Triton."""
+        return self._num_direct > 0
 
     @property
     def is_winding_up(self) -> bool:
@@ -165,5 +176,6 @@ class ClientStreams:
             if stream.is_pinned:
                 self._departures.unpin(stream.name)
             if stream.is_direct:
+                self._num_direct -= 1
                 self._direct.forget(stream.name)
         return stream

@@ -135,7 +135,8 @@ class ClientConnection(asyncio.Protocol):
 
     def drain_direct(self) -> None:
         """Send what models have written past Triton before what Triton says now."""
-        self._state.direct.drain()
+        if self._streams.has_direct:
+            self._state.direct.drain()
 
     def spend(self, stream_id: int, num_bytes: int) -> bool:
         """Return whether data of Triton's may go to the client now, and take the client's window for it."""
@@ -365,7 +366,7 @@ class ClientConnection(asyncio.Protocol):
         headers, stream.untold = stream.untold, None
         model = first_model(message)
         if model in self._state.own_models:
-            stream.is_direct = True
+            self._streams.expect_direct(stream)
             self._state.direct.expect(stream.name, self, stream_id)
             headers.append((DIRECT_MODEL.encode(), model.encode()))
         self._send_headers(stream_id, 0, headers)

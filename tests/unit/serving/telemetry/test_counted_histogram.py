@@ -6,6 +6,7 @@ import random
 import pytest
 import triton_python_backend_utils as pb_utils
 
+from serving.telemetry import counted_histogram
 from serving.telemetry.counted_histogram import CountedHistogram
 
 
@@ -24,18 +25,30 @@ def shown(found: CountedHistogram) -> dict[str, float]:
     }
 
 
+class Clock:
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 def test_nothing_is_observed_at_first() -> None:
     found = histogram()
     found.flush()
     assert shown(found) == {"bucket0.25": 0, "bucket0.5": 0, "bucket10": 0, "bucket+Inf": 0, "sum": 0, "count": 0}
 
 
-def test_each_bucket_counts_what_is_not_above_its_bound() -> None:
+def test_each_bucket_counts_what_is_not_above_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(counted_histogram, "time", clock)
     found = histogram()
     for value in (0.25, 0.3, 11):
         found.observe(value)
     found.flush()
     found.observe(0.5)
+    found.flush()
+    assert shown(found)["count"] == 3  # one value is not worth a message for each series
+    clock.now_s += 1
     found.flush()
     assert shown(found) == {
         "bucket0.25": 1, "bucket0.5": 3, "bucket10": 3, "bucket+Inf": 4, "sum": 12.05, "count": 4,
