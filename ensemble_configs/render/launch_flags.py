@@ -13,7 +13,7 @@ Flags = list[tuple[str, str]]
 CLIENT_SHM_FLAG = "allow-client-shm"
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_FRONTEND_HEADERS = ("trireme-stream", "trireme-direct")  # from the frontends alone: they let no client's through
+_STREAM_HEADER = "trireme-stream"  # from the frontends alone: they let no client's through
 LOOPBACK = "127.0.0.1"
 _NEVER = 2**31 - 1
 _LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other flag
@@ -73,7 +73,7 @@ def _headers(spec: DeploymentSpec, private: PrivatePorts | None) -> Flags:
     """Return the headers that reach the models as request parameters, also those of a graph and on gRPC streams."""
     names = [*(_TRACE_HEADERS if spec.tracing else ()), *sticky_headers(spec)]
     if private is not None:
-        return [("grpc-header-forward-pattern", _any_of([*names, *_FRONTEND_HEADERS]))]
+        return [("grpc-header-forward-pattern", _any_of([*names, _STREAM_HEADER]))]
     return [(f"{protocol}-header-forward-pattern", _any_of(names)) for protocol in ("grpc", "http") if names]
 
 

@@ -23,7 +23,7 @@ from serving.pipeline.direct_sink import DirectSink
 from serving.pipeline.late_refusal import error_for_client
 from serving.pipeline.request_origin import RequestOrigin
 from serving.pipeline.whole_response import WholeResponse
-from serving.requests.request_parameters import Parameters, direct_model_of, stream_name_of
+from serving.requests.request_parameters import Parameters, stream_name_of
 from serving.requests.stream_message import StreamMessages
 from serving.requests.tensor_sink import TensorSink
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
@@ -98,8 +98,7 @@ class Responses:
     def origin(self, request: Any, parameters: Parameters, observer: RequestObserver) -> RequestOrigin:
         """Return the origin of a request with these parameters."""
         name = stream_name_of(parameters)
-        is_asked = self._is_decoupled and direct_model_of(parameters) == self._model
-        way = DIRECT_REPLIES.way_to(name) if is_asked else None
+        way = DIRECT_REPLIES.way_of(name, self._model) if self._is_decoupled else None
         return RequestOrigin(request.request_id(), name, request.timeout(), way, observer)
 
     def sink(self, request: Any, origin: RequestOrigin) -> TensorSink:

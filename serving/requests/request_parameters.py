@@ -22,9 +22,8 @@ TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 # From the server's frontends, which report clients that leave (serving.frontend.common.departures).
 STREAM_NAME = "trireme-stream"
-DIRECT_MODEL = "trireme-direct"  # the model that a stream asks; its responses may go to the frontend past Triton
 KNOWN_PARAMETERS = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
-_KNOWN = (STREAM_NAME, DIRECT_MODEL, *KNOWN_PARAMETERS)
+_KNOWN = (STREAM_NAME, *KNOWN_PARAMETERS)
 _MAX_PARAMETERS = 256
 _MAX_CHARS = 65_536  # of all parameters together
 _CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
@@ -79,14 +78,6 @@ def release_asked_for(parameters: Parameters) -> str | None:
 def stream_name_of(parameters: Parameters) -> str:
     """Return the name that the server's frontends gave a request's stream; empty: it came through no frontend."""
     return str(parameters.get(STREAM_NAME, ""))
-
-
-def direct_model_of(parameters: Parameters) -> str:
-    """Return the model that a client asks, by the frontend of its stream; empty: responses go through Triton alone.
-
-    Another model that hands its parameters on is no client, so a model takes the direct way by its own name alone.
-    """
-    return str(parameters.get(DIRECT_MODEL, ""))
 
 
 def check_release(parameters: Parameters, own: str) -> None:

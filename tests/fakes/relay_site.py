@@ -19,7 +19,7 @@ from serving.frontend.common.departures import Departures
 from serving.frontend.grpc.grpc_frontend import GrpcFrontend
 from serving.frontend.grpc.grpc_relay import ClientConnection
 from serving.pipeline.direct_replies import DirectWay
-from serving.process.reply_socket import frontend_of, reply_socket
+from serving.process.reply_socket import reply_socket
 from serving.requests.stream_message import StreamMessages
 from trireme.base.byte_budget import ByteBudget
 
@@ -33,9 +33,8 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     Before that come as many answers past Triton as its parameter `direct` says, numbered, of `bytes` bytes each.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._ways: dict[str, DirectWay] = {}
+    def __init__(self) -> None:
+        self.way: DirectWay  # of the model `ensemble`, once it is connected
         self.metadata: list[dict[str, str]] = []
         self.num_cancelled = 0
 
@@ -63,10 +62,9 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             raise
 
     async def _answer_directly(self, request: Any, metadata: dict[str, str]) -> None:
-        assert metadata["trireme-direct"] == request.model_name
         name = metadata["trireme-stream"]
-        way = self.way(frontend_of(name))
-        await until(lambda: way.is_open)
+        way = self.way
+        assert way.take(name), "the frontend has not named the request"
         messages = StreamMessages(request.model_name, "1", request.id)
         for number in range(request.parameters["direct"].int64_param):
             contents = number.to_bytes(4, "little") + b"d" * request.parameters["bytes"].int64_param
@@ -74,16 +72,6 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             if number % 7 == 0:
                 await asyncio.to_thread(way.flush)
         await asyncio.to_thread(way.flush)
-
-    def close(self) -> None:
-        for way in self._ways.values():
-            way.close()
-
-    def way(self, frontend: str) -> DirectWay:
-        """Return the model's connection to a frontend."""
-        if frontend not in self._ways:
-            self._ways[frontend] = DirectWay(reply_socket(self._run_dir, frontend))
-        return self._ways[frontend]
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
         del request, context
@@ -133,19 +121,22 @@ class Site:
 async def at_site(work: Callable[[Site], Awaitable[None]]) -> None:
     folder = tempfile.TemporaryDirectory()
     server = grpc.aio.server(options=UNLIMITED)
-    triton = Triton(Path(folder.name))
+    triton = Triton()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     left, budget = Left(), ByteBudget(8 * MAX_BYTES)
     state = GrpcFrontend(left, budget, MAX_BYTES, 100, port=port, own_models=frozenset({"ensemble"}))
-    state.direct.listen(reply_socket(Path(folder.name), left.frontend))
+    path = reply_socket(Path(folder.name), left.frontend)
+    state.direct.listen(path)
+    triton.way = DirectWay(path, "ensemble")
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     relay = await asyncio.get_running_loop().create_server(lambda: ClientConnection(state), sock=listener)
     site = Site(triton, state, listener.getsockname()[1], left, budget, Path(folder.name))
     try:
         async with asyncio.timeout(30):
+            await until(lambda: state.direct.has("ensemble"))
             await work(site)
         assert budget._taken == 0, "bytes were taken and not given back"
     finally:
@@ -164,7 +155,7 @@ async def at_site(work: Callable[[Site], Awaitable[None]]) -> None:
             connection.tick(asyncio.get_running_loop().time() + 100)
         await asyncio.sleep(0.02)
         state.direct.close()
-        triton.close()
+        triton.way.close()
         await server.stop(None)
         folder.cleanup()
 

@@ -8,13 +8,12 @@ what still comes is dropped. Only a stream that has not ended a while later is r
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.direct_responses import DirectResponses
 from serving.frontend.grpc.grpc_messages import MessageReader
-from serving.frontend.grpc.header_blocks import Headers
 
 _MESSAGE_S = 30.0  # for the rest of a message, and as long as a slow line may take
 _LEAST_BYTES_PER_S = 262_144
@@ -42,14 +41,6 @@ class ClientStream:
     are_models_told: bool = True  # each model that it asks hears of clients that leave
     is_pinned: bool = False  # it has named a version of a model, so no split may move it
     is_direct: bool = False  # responses may come for it past Triton
-    # Its headers, while they wait for the model's name in its first message, and what goes behind them.
-    untold: Headers | None = None
-    behind: list[bytes] = field(default_factory=list)
-
-    @property
-    def is_told(self) -> bool:
-        """Return whether Triton knows of it."""
-        return not self.is_held and self.untold is None
 
 
 class ClientStreams:
@@ -101,7 +92,7 @@ class ClientStreams:
     def leave(self, stream_id: int) -> bytes:
         """Remove a stream that its client ends; return the bytes that tell Triton."""
         stream = self._running.get(stream_id)
-        if stream is None or not stream.is_told:
+        if stream is None or stream.is_held:
             self._end(stream_id)
             return b""
         if stream.messages.since_s is not None:  # Triton would wait for the rest
@@ -119,7 +110,7 @@ class ClientStreams:
     def refuse(self, stream_id: int) -> tuple[ClientStream, bytes]:
         """Remove a stream that is refused; return the stream, and the bytes that tell Triton."""
         stream = self._running[stream_id]
-        if not stream.is_told:
+        if stream.is_held:
             self._end(stream_id)
             self._drop(stream_id)
             return stream, b""
@@ -140,7 +131,7 @@ class ClientStreams:
     def is_tritons(self, stream_id: int) -> bool:
         """Return whether Triton may be told of a stream."""
         stream = self._running.get(stream_id)
-        return not self.is_dropped(stream_id) and (stream is None or stream.is_told)
+        return not self.is_dropped(stream_id) and (stream is None or not stream.is_held)
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
         """Follow a stream by the head of a frame of Triton's."""

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.process.reply_socket import HEAD, HELLO
+from serving.process.reply_socket import HEAD, written_name
 
 if TYPE_CHECKING:
     from serving.frontend.grpc.grpc_relay import ClientConnection
@@ -19,19 +19,24 @@ _BACKLOG = 64  # models, one process each
 _READ_BYTES = 262_144
 
 
+class _Model:
+    """A connection of a model's process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.name: str | None = None  # None: it has not come yet
+        self.rest = b""  # the beginning of a message that has not come whole
+
+
 class DirectResponses:
     """The socket for models, and the streams that their messages are for."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._listener: socket.socket | None = None
-        self._models: dict[socket.socket, bytes] = {}  # with the beginning of a message that has not come whole
+        self._models: set[_Model] = set()
+        self._by_name: dict[str, list[_Model]] = {}  # each version has a process of its own
         self._streams: dict[bytes, tuple[ClientConnection, int]] = {}
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether models can reach this frontend."""
-        return self._listener is not None
 
     def listen(self, path: Path) -> None:
         """Take models at this socket from now on, and at no other."""
@@ -51,14 +56,24 @@ class DirectResponses:
 
     def close(self) -> None:
         """Take no models any more."""
-        loop = asyncio.get_running_loop()
-        for each in [*self._models, *([self._listener] if self._listener else [])]:
-            loop.remove_reader(each)
-            each.close()
-        self._models.clear()
-        self._listener = None
+        for model in list(self._models):
+            self._forget(model)
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+    def has(self, model: str) -> bool:
+        """Return whether a model is connected."""
+        return model in self._by_name
+
+    def name(self, model: str, stream_name: str) -> None:
+        """Tell a model that Triton is about to have a request of a stream for it."""
+        for each in self._by_name.get(model, ()):
+            with contextlib.suppress(OSError):  # it has not read for long: the request is answered through Triton
+                each.connection.send(written_name(stream_name))  # so short that all of it goes, or nothing
 
     def expect(self, name: str, connection: "ClientConnection", stream_id: int) -> None:
         """Have messages for a stream go to a client."""
@@ -75,32 +90,49 @@ class DirectResponses:
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            model, _ = listener.accept()
-            model.setblocking(False)
-            model.send(HELLO)  # an empty buffer takes one byte
-            self._models[model] = b""
-            asyncio.get_running_loop().add_reader(model, self._read, model)
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            model = _Model(connection)
+            self._models.add(model)
+            asyncio.get_running_loop().add_reader(connection, self._read, model)
 
-    def _read(self, model: socket.socket) -> None:
+    def _read(self, model: _Model) -> None:
         touched: dict[ClientConnection, None] = {}
-        is_over = False
-        size = _READ_BYTES
+        is_over, size = False, _READ_BYTES
         while size == _READ_BYTES:
             try:
-                data = model.recv(_READ_BYTES)
+                data = model.connection.recv(_READ_BYTES)
             except BlockingIOError:
                 break
             except OSError:
                 data = b""
-            is_over = not data
-            size = len(data)
-            self._models[model] = self._take(self._models[model] + data, touched)
+            is_over, size = not data, len(data)
+            data = model.rest + data
+            if model.name is None:
+                data = self._begin(model, data)
+            model.rest = data if model.name is None else self._take(data, touched)
         for connection in touched:
             connection.flush_direct()
         if is_over:  # Triton ends its requests
-            asyncio.get_running_loop().remove_reader(model)
-            model.close()
-            del self._models[model]
+            self._forget(model)
+
+    def _begin(self, model: _Model, data: bytes) -> bytes:
+        """Read the name of a model that has connected, if all of it is there; return what follows it."""
+        if not data or len(data) <= data[0]:
+            return data
+        end = 1 + data[0]
+        model.name = data[1:end].decode()
+        self._by_name.setdefault(model.name, []).append(model)
+        return data[end:]
+
+    def _forget(self, model: _Model) -> None:
+        asyncio.get_running_loop().remove_reader(model.connection)
+        model.connection.close()
+        self._models.discard(model)
+        if model.name is not None:
+            self._by_name[model.name].remove(model)
+            if not self._by_name[model.name]:
+                del self._by_name[model.name]
 
     def _take(self, data: bytes, touched: "dict[ClientConnection, None]") -> bytes:
         """Hand on the whole messages in `data`; return the rest."""

@@ -10,20 +10,7 @@ from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import RequestError
 
 _PREFIX = struct.Struct(">?I")  # whether it is compressed, and its length
-_MODEL_FIELD = 0x0A  # field 1, a text
 _WINDOW_BITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
-
-
-def first_model(piece: bytes) -> str:
-    """Return the model that a `ModelInferRequest` names, from the beginning of its stream; "": it is not seen there.
-
-    Every client writes the name first, and a name of more than 127 bytes is not looked for.
-    """
-    start = _PREFIX.size + 2
-    if len(piece) <= start or piece[0] or piece[_PREFIX.size] != _MODEL_FIELD or piece[start - 1] > 127:
-        return ""
-    end = start + piece[start - 1]
-    return piece[start:end].decode(errors="replace") if len(piece) >= end else ""
 
 
 class TooLarge(RequestError):

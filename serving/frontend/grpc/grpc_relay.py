@@ -15,7 +15,7 @@ import grpc
 from serving.frontend.common.infer_limits import check_message
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.client_streams import ClientStream, ClientStreams
-from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge, first_model
+from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge
 from serving.frontend.grpc.header_blocks import (
     HeaderReader,
     Headers,
@@ -28,7 +28,7 @@ from serving.frontend.grpc.header_blocks import (
 from serving.frontend.grpc.http2_frames import Frame, ProtocolError
 from serving.frontend.grpc.send_windows import SendWindows
 from serving.frontend.grpc.triton_connection import TritonConnection
-from serving.requests.request_parameters import DIRECT_MODEL, STREAM_NAME
+from serving.requests.request_parameters import STREAM_NAME
 from trireme.base.errors import RequestError, Unavailable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _STREAM = b"/inference.GRPCInferenceService/ModelStreamInfer"
 _INFERENCE = (b"/inference.GRPCInferenceService/ModelInfer", _STREAM)
-_OURS = frozenset({STREAM_NAME.encode(), DIRECT_MODEL.encode()})
+_OURS = frozenset({STREAM_NAME.encode()})
 _GREETING_S = 10.0  # for the first bytes of a connection, and for headers in several frames
 _FRAME_S = 30.0  # for the rest of a frame
 _CONNECT_S = 5.0
@@ -306,12 +306,8 @@ class ClientConnection(asyncio.Protocol):
         self.send(frames)
         if not of_triton:
             return
-        told = h2.give_back(of_triton, stream_id)
-        stream = self._streams.get(stream_id)
-        if stream is not None and stream.untold is not None:
-            stream.behind.append(told)
-        elif self._streams.is_tritons(stream_id):
-            self._to_triton.append(told)
+        if self._streams.is_tritons(stream_id):
+            self._to_triton.append(h2.give_back(of_triton, stream_id))
 
     def _take_headers(self, frame: Frame) -> None:
         if frame.kind == h2.HEADERS:
@@ -321,22 +317,24 @@ class ClientConnection(asyncio.Protocol):
         stream_id, (flags, headers) = frame.stream_id, block
         if (stream := self._streams.get(stream_id)) is not None:  # trailers
             stream.is_half_closed = stream.is_half_closed or bool(flags & h2.END_STREAM)
-            self._tell(stream_id, stream, b"")
             self._send_headers(stream_id, flags, without(headers, _OURS))
         elif stream_id > self._streams.last_id:  # else a frame of a stream that has ended
             self._begin_stream(stream_id, flags, headers)
 
     def _begin_stream(self, stream_id: int, flags: int, headers: Headers) -> None:
         given = dict(headers)
-        is_inference = given.get(b":path") in _INFERENCE
+        is_inference, is_stream = given.get(b":path") in _INFERENCE, given.get(b":path") == _STREAM
         name = self._state.departures.new_name()
 
         def check(message: bytes) -> None:
             asked = check_message(message)
             if asked.name not in self._state.own_models:
                 stream.are_models_told = False
-            elif asked.version:
+                return
+            if asked.version:
                 self._streams.pin(stream)
+            if is_stream:
+                self._name_to(asked.name, stream_id, stream)
 
         encoding = given.get(b"grpc-encoding", b"identity")
         stream = ClientStream(
@@ -353,25 +351,16 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_held(stream_id)
         elif not stream.is_held:
             own = [(STREAM_NAME.encode(), name.encode())] if is_inference else []
-            told = without(headers, _OURS) + own
-            if given.get(b":path") == _STREAM and self._state.direct.is_open and not stream.is_half_closed:
-                stream.untold = told
-            else:
-                self._send_headers(stream_id, flags, told)
+            self._send_headers(stream_id, flags, without(headers, _OURS) + own)
 
-    def _tell(self, stream_id: int, stream: ClientStream, message: bytes) -> None:
-        """Tell Triton of a stream that it has not heard of. Args: `message`: the beginning of the first message."""
-        if stream.untold is None:
+    def _name_to(self, model: str, stream_id: int, stream: ClientStream) -> None:
+        """Name a request to its model, which then may answer past Triton, before Triton has the request's last byte."""
+        if not self._state.direct.has(model):
             return
-        headers, stream.untold = stream.untold, None
-        model = first_model(message)
-        if model in self._state.own_models:
+        if not stream.is_direct:
             self._streams.expect_direct(stream)
             self._state.direct.expect(stream.name, self, stream_id)
-            headers.append((DIRECT_MODEL.encode(), model.encode()))
-        self._send_headers(stream_id, 0, headers)
-        self._to_triton += stream.behind
-        stream.behind.clear()
+        self._state.direct.name(model, stream.name)
 
     def _send_headers(self, stream_id: int, flags: int, headers: Headers) -> None:
         self._to_triton += header_frames(headers, flags, stream_id, max_bytes=self.max_frame_bytes)
@@ -400,7 +389,6 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(frame.stream_id, grpc.StatusCode.UNAVAILABLE, str(exc))
         else:
             stream.is_half_closed = bool(frame.flags & h2.END_STREAM)
-            self._tell(frame.stream_id, stream, body)
             self._to_triton.append(frame.raw)
             return
         self._drop(frame)

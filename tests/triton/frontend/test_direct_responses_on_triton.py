@@ -145,7 +145,6 @@ def test_the_time_between_tokens_is_a_histogram_on_the_page(direct: RunningServe
         return direct.metric("trireme_inter_token_latency_seconds_count", model="ensemble") - before
 
     wait_until(lambda: num_more() >= num_responses - 2, 10)
-    assert num_more() <= TOKENS
     with urllib.request.urlopen(f"http://127.0.0.1:{direct.metrics_port}/metrics", timeout=5) as response:
         page = response.read()
     assert b"# TYPE trireme_inter_token_latency_seconds histogram\n" in page

@@ -31,7 +31,7 @@ def test_headers_of_all_models_reach_triton_and_so_do_those_of_frontends() -> No
     assert (sticky_headers(spec), sticky_parameters(spec)) == (["x-session", "x-user"], ["user"])
     assert dict(launch_flags(spec))[PATTERN] == "(?i)^(x-session|x-user)$"
     behind = dict(launch_flags(spec, PrivatePorts(1, 2, 3)))
-    assert behind[PATTERN] == "(?i)^(x-session|x-user|trireme-stream|trireme-direct)$"
+    assert behind[PATTERN] == "(?i)^(x-session|x-user|trireme-stream)$"
 
 
 def test_without_a_key_no_header_is_asked_for() -> None:

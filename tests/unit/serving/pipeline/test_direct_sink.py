@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from serving.pipeline import direct_replies
 from serving.pipeline.direct_replies import DirectReplies, DirectWay
 from serving.pipeline.direct_sink import DirectSink
-from serving.process.reply_socket import HEAD, HELLO, reply_socket
+from serving.process.reply_socket import HEAD, read_names, reply_socket, written_name
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.requests.stream_message import StreamMessages
 from serving.requests.tensor_sink import Tensors
@@ -54,7 +54,12 @@ class Frontend:
 
     def take(self) -> None:
         self.model, _ = self._listener.accept()
-        self.model.sendall(HELLO)
+        self.model.settimeout(10)
+        [name], rest = read_names(self.model.recv(100))
+        assert (name, rest) == ("ensemble", b"")
+
+    def name(self, *streams: str) -> None:
+        self.model.sendall(b"".join(map(written_name, streams)))
 
     def read(self, num_messages: int) -> list[tuple[str, str]]:
         found = []
@@ -84,7 +89,7 @@ def frontend(tmp_path: Path) -> Iterator[Frontend]:
 
 @pytest.fixture
 def way(frontend: Frontend, tmp_path: Path) -> Iterator[DirectWay]:
-    found = DirectWay(reply_socket(tmp_path, "ab12"))
+    found = DirectWay(reply_socket(tmp_path, "ab12"), "ensemble")
     frontend.take()
     wait_for_open(found)
     yield found
@@ -163,7 +168,7 @@ def test_a_frontend_that_takes_nothing_is_given_up(
     frontend: Frontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_replies, "_SEND_S", 0.2)
-    way = DirectWay(reply_socket(tmp_path, "ab12"))
+    way = DirectWay(reply_socket(tmp_path, "ab12"), "ensemble")
     frontend.take()
     wait_for_open(way)
     triton = Triton([])
@@ -194,21 +199,44 @@ def test_threads_write_whole_messages_and_each_stream_in_its_order(way: DirectWa
         assert [int(words) for name, words in found if name == f"ab12-{stream}"] == list(range(200))
 
 
-def test_the_way_is_found_by_the_stream_and_opened_once(
+def test_a_request_that_the_frontend_names_has_the_way_once(
     frontend: Frontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
     replies = DirectReplies()
-    assert replies.way_to("ab12-1") is None  # not yet: the request goes through Triton
+    assert replies.way_of("ab12-1", "ensemble") is None  # not yet: the request goes through Triton
     frontend.take()
-    wait_for_open(replies._ways["ab12"])
-    assert replies.way_to("ab12-2") is replies.way_to("ab12-3") is replies._ways["ab12"]
-    replies._ways["ab12"].close()
+    way = replies._ways["ab12"]
+    wait_for_open(way)
+    assert replies.way_of("ab12-1", "ensemble") is None  # another model's request, with the parameters of its own
+    frontend.name("ab12-2", "ab12-1", "ab12-2")
+    assert replies.way_of("ab12-2", "ensemble") is replies.way_of("ab12-1", "ensemble") is way
+    assert replies.way_of("ab12-1", "ensemble") is None
+    assert replies.way_of("ab12-2", "ensemble") is way
+    assert replies.way_of("ab12-2", "ensemble") is None
+    assert list(replies._ways.values()) == [way]
+    way.close()
+    assert replies.way_of("ab12-1", "ensemble") is None
+
+
+def test_names_come_in_pieces_and_as_many_as_are_kept(
+    way: DirectWay, frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_replies, "_MAX_NAMED", 10)
+    monkeypatch.setattr(direct_replies, "_READ_BYTES", 8)
+    frontend.name(*(f"ab12-{number}" for number in range(30)))
+    assert way.take("ab12-29")
+    assert not way.take("ab12-2")
+    whole = written_name("ab12-31")
+    frontend.model.sendall(whole[:4])
+    assert not way.take("ab12-31")
+    frontend.model.sendall(whole[4:])
+    assert way.take("ab12-31")
 
 
 @pytest.mark.parametrize("name", ["", "../x-1", "cd34-1"])
 def test_a_stream_of_no_frontend_has_no_way(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
-    assert DirectReplies().way_to(name) is None
+    assert DirectReplies().way_of(name, "ensemble") is None
     monkeypatch.delenv(RUN_DIR_VARIABLE)
-    assert DirectReplies().way_to("ab12-1") is None
+    assert DirectReplies().way_of("ab12-1", "ensemble") is None

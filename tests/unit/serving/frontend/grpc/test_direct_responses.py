@@ -5,7 +5,7 @@ import asyncio
 import functools
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2
 
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.http2_frames import Frame
-from serving.process.reply_socket import HEAD, HELLO, reply_socket
+from serving.process.reply_socket import HEAD, reply_socket, written_name
 from serving.requests.stream_message import StreamMessages
 
 pytestmark = pytest.mark.slow
@@ -92,19 +92,35 @@ async def test_an_end_without_a_message_of_tritons_comes_behind_them(site: Site)
 
 
 @served
-async def test_a_model_that_is_not_ours_and_a_call_that_is_no_stream_do_not_hear_of_the_way(site: Site) -> None:
+async def test_only_requests_of_streams_to_models_of_ours_are_named_to_them(site: Site) -> None:
     mine = request(b"abcd")
     mine.model_name = "mine"
-    await answers(site, mine)
+    await answers(site, mine, mine)
     await site.stub.ModelInfer(request(b"abcd"))
+    names = {seen["trireme-stream"] for seen in site.triton.metadata}
+    assert len(names) == 2
+    assert not any(site.triton.way.take(name) for name in names)
     packed = site.stub.ModelStreamInfer(stream(request(b"abcd" * 5_000)), compression=grpc.Compression.Gzip)
     assert len([each async for each in packed]) == 1
-    assert all("trireme-direct" not in seen for seen in site.triton.metadata)
-    told = (("trireme-direct", "ensemble"),)
-    await site.stub.ModelInfer(request(b"abcd"), metadata=told)
-    assert "trireme-direct" not in site.triton.metadata[-1]
-    [each async for each in site.stub.ModelStreamInfer(stream(mine), metadata=told)]
-    assert "trireme-direct" not in site.triton.metadata[-1]
+    await answers(site, mine, request(b"abcd"), request(b"abcd"))
+    for seen, num_named in zip(site.triton.metadata[-2:], (1, 2), strict=True):
+        taken = [site.triton.way.take(seen["trireme-stream"]) for _ in range(3)]
+        assert taken == [True] * num_named + [False] * (3 - num_named)
+
+
+@served
+async def test_a_stream_that_asks_late_is_answered_beside_later_ones(site: Site) -> None:
+    asked = asyncio.Event()
+
+    async def late() -> AsyncIterator[Any]:
+        await asked.wait()
+        yield request(b"abcd", direct=5)
+
+    waiting = site.stub.ModelStreamInfer(late())
+    await asyncio.sleep(0.05)  # its headers are sent
+    assert numbers(await answers(site, request(b"abcd", direct=3))) == [*range(3), -1]
+    asked.set()
+    assert numbers([each async for each in waiting]) == [*range(5), -1]
 
 
 @served
@@ -114,7 +130,7 @@ async def test_who_leaves_gets_no_more_and_the_others_go_on(site: Site) -> None:
     name = site.triton.metadata[-1]["trireme-stream"]
     left.cancel()
     await until(lambda: site.left.names == [name])
-    way = site.triton.way(site.left.frontend)
+    way = site.triton.way
     late = StreamMessages("ensemble", "1", "").message({"OUT": np.array([b"late"], dtype=np.object_)})
     for _ in range(1_000):
         way.put(name.encode(), late)
@@ -130,7 +146,7 @@ async def test_half_a_message_of_a_model_that_dies_is_not_sent_on(site: Site) ->
     name = site.triton.metadata[-1]["trireme-stream"].encode()
     model = socket.socket(socket.AF_UNIX)
     await asyncio.to_thread(model.connect, str(reply_socket(site.run_dir, site.left.frontend)))
-    assert await asyncio.to_thread(model.recv, 1) == HELLO
+    model.sendall(written_name("ensemble"))
     whole = StreamMessages("ensemble", "1", "").message({"OUT": np.array([b"\1\0\0\0"], dtype=np.object_)})
     for piece in (HEAD.pack(len(whole), len(name)) + name, whole + HEAD.pack(len(whole), len(name)) + name + whole[:9]):
         model.sendall(piece)
@@ -147,7 +163,7 @@ async def test_half_a_message_of_a_model_that_dies_is_not_sent_on(site: Site) ->
 async def test_without_a_socket_nothing_is_said_of_the_way(site: Site) -> None:
     site.state.direct.close()
     assert numbers(await answers(site, request(b"abcd"))) == [-1]
-    assert "trireme-direct" not in site.triton.metadata[-1]
+    assert not site.triton.way.take(site.triton.metadata[-1]["trireme-stream"])
     assert not reply_socket(site.run_dir, site.left.frontend).exists()
 
 
