@@ -21,6 +21,7 @@ from gateway.answering import Answering
 from gateway.attempt import ModelAnswerer
 from gateway.cache.answer_store import AnswersInMemory, AnswersInRedis
 from gateway.cache.cached_answerer import AnswerCache
+from gateway.embeddings.embedding_routes import EmbeddingRoutes
 from gateway.fallback.chains import Chains
 from gateway.fallback.managed_api import ManagedApi
 from gateway.gateway_metrics import GatewayMetrics
@@ -172,7 +173,7 @@ class Gateway:
             health = HealthRoutes(self.models, generation, metrics, has_others=has_others)
             cache = await self._cache(metrics, stack)
             chains = Chains(
-                [ModelAnswerer(model, generation) for model in self.models],
+                [ModelAnswerer(model, generation) for model in self.models.texts],
                 self._rules,
                 {api.name: await stack.enter_async_context(api) for api in self._apis},
                 cache,
@@ -184,6 +185,7 @@ class Gateway:
             server = HttpServer(
                 [
                     *_routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
+                    Route("POST", r"/v1/embeddings", EmbeddingRoutes(answering, pool, timeout_s=timeout_s).embed),
                     *_page_routes(PageRoutes(), self._status(pool, recent)),
                 ],
                 callers=callers,
@@ -255,7 +257,9 @@ class Gateway:
         return AnswerCache(AnswersInRedis(redis, ttl_s=rules.ttl_s), metrics)
 
     def _status(self, pool: ServerPool, recent: RecentRequests) -> StatusRoutes:
-        pages = {url: MetricsPage(page, self.models, self._server_access) for url, page in self._metrics_urls.items()}
+        pages = {
+            url: MetricsPage(page, self.models.texts, self._server_access) for url, page in self._metrics_urls.items()
+        }
         rollouts = None if self._rollouts is None else Rollouts(self._rollouts)
         return StatusRoutes(self.models, pool, recent, pages=pages, rollouts=rollouts)
 
@@ -268,7 +272,6 @@ def _routes(openai: OpenAiRoutes, sockets: ResponseSockets, models: ModelRoutes,
         Route("POST", r"/v1/(?:chat/completions|completions|responses|messages)", openai.generate),
         Route("POST", r"/v1/messages/count_tokens", openai.count_tokens),
         Route("GET", r"/v1/responses", sockets.converse),
-        Route("POST", r"/v1/embeddings", openai.embed),
         Route("GET", r"/v1/models", models.list_models),
         Route("GET", r"/v1/models/.{1,128}", models.describe_model),
         Route("GET", r"/openapi\.json", models.describe_api, is_open=True),

@@ -9,8 +9,8 @@ from clients.openai_api.answer_deltas import Piece
 from clients.openai_api.asked import Endpoint
 from gateway.access.caller import Caller
 from gateway.allowances import Allowed
-from gateway.answer import Answer
 from gateway.gateway_metrics import GatewayMetrics
+from gateway.ledger.counted_answer import CountedAnswer
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_row import LedgerRow
 from gateway.live.recent_requests import RecentRequests
@@ -28,6 +28,7 @@ _OPERATIONS = {
     Endpoint.COMPLETIONS: "text_completion",
     Endpoint.RESPONSES: "chat",
     Endpoint.MESSAGES: "chat",
+    Endpoint.EMBEDDINGS: "embeddings",
 }
 
 
@@ -52,7 +53,7 @@ class RunningAnswer:
         allowed: what the answer has of the caller's limits.
     """
 
-    def __init__(self, answer: Answer, caller: Caller, observers: Observers, allowed: Allowed) -> None:
+    def __init__(self, answer: CountedAnswer, caller: Caller, observers: Observers, allowed: Allowed) -> None:
         self._answer, self._observers, self._allowed = answer, observers, allowed
         self._watch = RequestWatch()
         self._row = LedgerRow(
@@ -60,7 +61,7 @@ class RunningAnswer:
             begun_at_s=time.time(),
             key_id=caller.key_id,
             tenant=caller.tenant,
-            endpoint=answer.asked.endpoint,
+            endpoint=answer.endpoint,
             model=answer.model,
             tier=answer.tier,
         )
@@ -92,7 +93,7 @@ class RunningAnswer:
             return
         self._watch.end()
         answer, metrics = self._answer, self._observers.metrics
-        metrics.note_end(_OPERATIONS[answer.asked.endpoint], answer.model, self._watch, answer.made)
+        metrics.note_end(_OPERATIONS[answer.endpoint], answer.model, self._watch, answer.made)
         self._observers.recent.end(answer, error=self._watch.error, ttft_s=self._watch.ttft_s)
         if not self._watch.error:
             metrics.note_saved(_KEPT if answer.is_kept else answer.tier, answer.saved_nano_usd())

@@ -138,15 +138,16 @@ class GatewaySpec(Spec):
         default=None, description="provider whose tokens callers may bring in place of a key; none: keys alone"
     )
 
-    def find_clashes(self, models: Collection[str]) -> list[str]:
-        """Return what is wrong with these rules in a deployment with some models."""
+    def find_clashes(self, models: Collection[str], *, embedding_models: Collection[str] = ()) -> list[str]:
+        """Return what is wrong with these rules in a deployment with some language and embedding models."""
         known = ", ".join(sorted(models))
+        all_models = [*models, *embedding_models]
         found = [
-            f"gateway.aliases.{alias} must name a model, got {name!r}; there are {known}"
+            f"gateway.aliases.{alias} must name a model, got {name!r}; there are {', '.join(sorted(all_models))}"
             for alias, name in self.aliases.items()
-            if name not in models
+            if name not in all_models
         ]
-        found += [f"gateway.aliases.{alias} is the name of a model" for alias in self.aliases if alias in models]
+        found += [f"gateway.aliases.{alias} is the name of a model" for alias in self.aliases if alias in all_models]
         for what, names in (
             ("tenants", [tenant.name for tenant in self.tenants]),
             ("managed_apis", [api.name for api in self.managed_apis]),
@@ -155,7 +156,7 @@ class GatewaySpec(Spec):
         ):
             found += [f"gateway.{what} has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
         for tier in self.tiers:
-            if tier.name in models or tier.name in self.aliases:
+            if tier.name in all_models or tier.name in self.aliases:
                 found.append(f"gateway.tiers has {tier.name!r}, which is the name of a model, or an alias")
             found += [
                 f"gateway.tiers of {tier.name!r}: {size} must name a model, got {name!r}; there are {known}"
@@ -165,11 +166,15 @@ class GatewaySpec(Spec):
             if tier.small == tier.large:
                 found.append(f"gateway.tiers of {tier.name!r} has one model, {tier.small!r}; it stands for two")
         found += [] if self.oidc is None else self.oidc.find_clashes()
+        apis = [api.name for api in self.managed_apis]
+        found += [
+            f"gateway.managed_apis has {name!r}, which is the name of a model" for name in apis if name in all_models
+        ]
         return found + self._clashes_of_fallbacks(models)
 
     def _clashes_of_fallbacks(self, models: Collection[str]) -> list[str]:
         apis = [api.name for api in self.managed_apis]
-        found = [f"gateway.managed_apis has {name!r}, which is the name of a model" for name in apis if name in models]
+        found: list[str] = []
         for chain in self.fallbacks:
             model, where = chain.model, f"gateway.fallbacks of {chain.model!r}"
             if model not in models:
