@@ -101,6 +101,11 @@ class Answer:
         return self._attempt.is_kept
 
     @property
+    def similarity(self) -> float | None:
+        """Return how alike the question is whose answer was kept; None: it is the same, or nothing was kept."""
+        return self._attempt.similarity
+
+    @property
     def usage(self) -> Usage:
         """Return the tokens so far, as the caller is told."""
         return self._attempt.usage

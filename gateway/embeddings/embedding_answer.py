@@ -32,6 +32,7 @@ class EmbeddingAnswer:
     is_kept = is_streaming = False
     tier, finish_reason = "", "stop"
     release: int | None = None
+    similarity: float | None = None
 
     def __init__(self, asked: AskedEmbeddings, model: ServedModel) -> None:
         assert model.embedding is not None, "a model that makes embeddings"

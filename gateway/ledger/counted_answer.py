@@ -43,6 +43,11 @@ class CountedAnswer(Protocol):
         ...
 
     @property
+    def similarity(self) -> float | None:
+        """Return how alike the question is whose answer was kept; None: it is the same, or nothing was kept."""
+        ...
+
+    @property
     def is_streaming(self) -> bool:
         """Return whether its caller has each piece as it comes."""
         ...

@@ -67,6 +67,16 @@ BASES: dict[str, Data] = {
         "logs": {"format": "json", "requests": "failed"},
         "gateway": {
             "when_limits_are_away": "admit",
+            "answer_cache": {
+                "ttl_s": 120.0,
+                "semantic": {
+                    "embedding_model": "embed",
+                    "least_similarity": 0.97,
+                    "tenants": ["acme"],
+                    "max_questions": 1000,
+                    "wait_ms": 200.0,
+                },
+            },
             "aliases": {"gpt-4o": "flat"},
             "tenants": [{"name": "acme", "requests_per_minute": 60, "usd_per_day": 5.0}],
             "oidc": {
