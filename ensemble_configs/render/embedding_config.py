@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton reads of an embedding model: its `config.pbtxt`, and the file that its adapter loads.
+"""The files of an embedding model that Triton reads: its `config.pbtxt`, and the one that its adapter loads.
 
 Inputs have the names that they have in the text models. A request holds texts, or token ids, one in each row.
 """

@@ -36,7 +36,7 @@ class SimilarAnswer(NamedTuple):
 
 
 class AskedBefore(NamedTuple):
-    """What a lookup has found.
+    """The outcome of a lookup.
 
     Attributes:
         vector: of the question, to remember it by; None: nobody could tell it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton reads of an embedding model, and what a change of the deployment loads anew of it."""
+"""The files of an embedding model that Triton reads, and what a change of the deployment loads anew of it."""
 
 import json
 from pathlib import Path
