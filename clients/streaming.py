@@ -322,6 +322,10 @@ class TritonClient:
         """Return whether the server and the model take requests; False where nothing answers, too."""
         return self._runner.run(self._client.is_ready(model=model, model_version=model_version, timeout_s=timeout_s))
 
+    def embed(self, request: EmbeddingRequest, *, model: str, timeout_s: float | None = None) -> Embeddings:
+        """Return the vectors of texts, or of token ids, as `AsyncTritonClient.embed`."""
+        return self._runner.run(self._client.embed(request, model=model, timeout_s=timeout_s))
+
     generate = _in_step(AsyncTritonClient.generate)
 
 
