@@ -23,6 +23,11 @@ def server() -> Iterator[KServeServer]:
         yield running
 
 
+def late(message: Any) -> Any:
+    time.sleep(1)
+    return answer(message)
+
+
 def test_texts_come_back_as_vectors_with_their_tokens(server: KServeServer) -> None:
     with TritonClient(server.url) as client:
         found = client.embed(EmbeddingRequest(texts=("Hi", "you")), model="embed")
@@ -61,13 +66,13 @@ def test_a_server_that_is_away_and_one_that_is_slow_are_told_apart(server: KServ
     [port] = free_ports(1)
     with TritonClient(f"127.0.0.1:{port}") as client, pytest.raises(Unavailable):
         client.embed(EmbeddingRequest(texts=("Hi",)), model="embed", timeout_s=20)
-    server.whole = lambda message: (time.sleep(1), answer(message))[1]
+    server.whole = late
     with TritonClient(server.url) as client, pytest.raises(RequestTimeout):
         client.embed(EmbeddingRequest(texts=("Hi",)), model="embed", timeout_s=0.1)
 
 
 def test_closing_the_client_ends_what_runs(server: KServeServer) -> None:
-    server.whole = lambda message: (time.sleep(1), answer(message))[1]
+    server.whole = late
 
     async def ask() -> None:
         client = AsyncTritonClient(server.url)
