@@ -43,7 +43,7 @@ triton-test: setup ## Only the tests on the real Triton
 	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)
-	@$(SETUP) --only build-cpu perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
+	@$(SETUP) --only build-cpu encoder perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
 	$(RUN) benchmarks.soak $(OPTIONS) --timeout 7200 -o faulthandler_timeout=0 -- $(ARGS)
 
 hour: setup ## The hour of a hostile client, and its result; nothing may run beside it

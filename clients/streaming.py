@@ -7,12 +7,11 @@ a stream that was cut could not be told from one that ended. They cost the same,
 """
 
 import asyncio
-import contextlib
 import functools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
 
 import grpc
 import grpc.aio
@@ -21,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from clients.access import NO_ACCESS, Access, grpc_endpoint
 from clients.access_errors import refused_call
 from clients.client_span import ClientSpan, NoSpan
+from clients.embedding_messages import EmbeddingRequest, Embeddings, decode_embeddings, encode_embedding_request
 from clients.error_tokens import parse_error
 from clients.grpc_channel import RenewedChannel
 from clients.infer_messages import (
@@ -32,6 +32,7 @@ from clients.infer_messages import (
     model_metadata,
 )
 from clients.silence_watch import SilenceWatch
+from clients.stream_call import half_close, let_end, why_unwritten
 from clients.tls_context import check_access
 from trireme.base.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
 
@@ -42,11 +43,8 @@ __all__ = ["Access", "AsyncTritonClient", "GenerateChunk", "GenerateRequest", "T
 
 # Long enough for a full queue and a long prompt; nothing else notices a peer that vanished (TCP would take hours).
 IDLE_TIMEOUT_S = 120.0
-_END_S = 1.0  # what a stream with an error has to end by itself
-_ASK_S = 3.0  # for the reason why a request could not be written
 
 P = ParamSpec("P")
-StreamCall = Any  # grpc has no types
 
 # A stream is kept open for writing until its final response. Where many are half-closed at once while others are being
 # cancelled, Triton 2.51 now and then answers an empty request of its own making ("unknown model: ''"), or aborts.
@@ -181,11 +179,11 @@ class AsyncTritonClient:
                 has_begun = True
                 if response.error_message:
                     failure = parse_error(response.error_message, address=self._url)
-                    await _let_end(call)
+                    await let_end(call)
                     break
                 is_complete = is_final_response(response)
                 if is_complete:
-                    await _half_close(call)  # not before: see _CHANNEL_OPTIONS
+                    await half_close(call)  # not before: see _CHANNEL_OPTIONS
                 for chunk in decode_chunks(response, is_final=is_complete, received_ns=received_ns):
                     silence.pause()
                     span.note(chunk)
@@ -195,7 +193,7 @@ class AsyncTritonClient:
                 early_end = f"{self._url} ended the stream before its final response"
                 failure = Unavailable(early_end, reason="connection_lost")
         except grpc.aio.AioRpcError as exc:
-            cause = exc if has_begun else await _why_unwritten(exc, line.stub, key)
+            cause = exc if has_begun else await why_unwritten(exc, line.stub, key)
             failure = await self._why_failed(cause, has_begun=has_begun)
         except asyncio.CancelledError:
             if _is_task_cancelled():
@@ -208,6 +206,39 @@ class AsyncTritonClient:
             span.end(failure, is_complete=is_complete)
         if failure is not None and not is_complete:
             raise failure
+
+    async def embed(
+        self, request: EmbeddingRequest, *, model: str, request_id: str | None = None, timeout_s: float | None = None
+    ) -> Embeddings:
+        """Return the vectors of texts, or of token ids, by an embedding model.
+
+        Args:
+            request: no more rows than the model's `max_batch_size`.
+            request_id: unique among running requests; None: a new one.
+            timeout_s: for the whole request. None: no limit.
+
+        Raises:
+            RequestError: the request is wrong, or names a model that is not there.
+            AccessDenied: the server is not trusted, or does not accept the client's certificate or key.
+            RequestTimeout: `timeout_s` passed.
+            Unavailable: nothing answers, the connection was lost, or there is no room.
+            RequestCancelled: the client was closed, or the server cancelled this request alone.
+            ServerError: anything else.
+        """
+        message = encode_embedding_request(request, model=model, request_id=request_id or uuid.uuid4().hex)
+        key = self._access.headers()
+        line = self._channel.take()
+        try:
+            response = await line.stub.ModelInfer(message, timeout=timeout_s, metadata=(*model_metadata(model), *key))
+        except grpc.aio.AioRpcError as exc:
+            raise await self._why_failed(exc, has_begun=False) from exc
+        except asyncio.CancelledError:
+            if _is_task_cancelled():
+                raise
+            raise RequestCancelled("the client was closed while the request ran") from None
+        finally:
+            self._channel.give_back(line)
+        return decode_embeddings(response)
 
     def _span(self, traceparent: str | None, model: str, request_id: str) -> ClientSpan | NoSpan:
         if self._tracer is None or traceparent is not None:
@@ -230,41 +261,6 @@ class AsyncTritonClient:
             text = f"nothing came from {self._url} for {silence.limit_s:g} s; the engine may be dead or overloaded"
             return Unavailable(text, reason="silent")
         return RequestCancelled("the client was closed while the request ran")
-
-
-async def _why_unwritten(
-    exc: grpc.aio.AioRpcError, stub: Any, key: tuple[tuple[str, str], ...]
-) -> grpc.aio.AioRpcError:
-    """Return why a request could not be written, by a small call with the same key; else the error itself.
-
-    A proxy that refuses a key answers at once and closes the stream. Where the request is still being written then,
-    grpc.aio 1.85 tells INTERNAL and loses the answer.
-    """
-    if exc.code() is not grpc.StatusCode.INTERNAL or exc.details() != "Internal error from Core":
-        return exc
-    try:
-        await stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=_ASK_S, metadata=key)
-    except grpc.aio.AioRpcError as told:
-        return told
-    return exc
-
-
-async def _let_end(call: StreamCall) -> None:
-    """Half-close a stream that has had its error, and read to its end.
-
-    Cancelled at that moment, it costs Triton 2.51 some 20 KiB for ever, and now and then its life (SIGSEGV).
-    """
-    with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
-        async with asyncio.timeout(_END_S):
-            await _half_close(call)
-            async for _ in call:
-                pass
-
-
-async def _half_close(call: StreamCall) -> None:
-    # grpc.aio 1.85 lets an error of its own out where the call has ended by itself meanwhile, at its deadline say.
-    with contextlib.suppress(grpc.aio.InternalError):
-        await call.done_writing()
 
 
 def _is_task_cancelled() -> bool:
@@ -325,6 +321,10 @@ class TritonClient:
     def is_ready(self, *, model: str = "ensemble", model_version: str = "", timeout_s: float = 5.0) -> bool:
         """Return whether the server and the model take requests; False where nothing answers, too."""
         return self._runner.run(self._client.is_ready(model=model, model_version=model_version, timeout_s=timeout_s))
+
+    def embed(self, request: EmbeddingRequest, *, model: str, timeout_s: float | None = None) -> Embeddings:
+        """Return the vectors of texts, or of token ids, as `AsyncTritonClient.embed`."""
+        return self._runner.run(self._client.embed(request, model=model, timeout_s=timeout_s))
 
     generate = _in_step(AsyncTritonClient.generate)
 

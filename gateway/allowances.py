@@ -6,22 +6,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
 
-import msgspec
-
 from clients.openai_api.answer_deltas import Usage
 from clients.openai_api.api_error import NOT_BEGUN, ApiError
-from clients.openai_api.asked import Asked
-from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 from gateway.access.caller import Caller
-from gateway.answer import Answer
 from gateway.ledger.budgets import Budgets
+from gateway.ledger.counted_answer import CountedAnswer
 from gateway.limits.key_limits import KeyLimits
 from gateway.limits.limit_keeper import LimitKeeper, Reserved
 from gateway.limits.refusals import holder_of, tenant_account
-
-# For the reservation alone: what is not taken comes back with the end of the request.
-_CHARS_PER_TOKEN = 4
-_USUAL_ANSWER = 512  # of one that may be as long as the model allows
 
 
 class Allowances:
@@ -42,7 +34,7 @@ class Allowances:
         self._limits, self._budgets, self._tenants = limits, budgets, dict(tenants)
 
     @asynccontextmanager
-    async def reserved(self, answer: Answer, caller: Caller) -> AsyncIterator["Allowed"]:
+    async def reserved(self, answer: CountedAnswer, caller: Caller) -> AsyncIterator["Allowed"]:
         """Reserve what an answer may take to the end of the block, and settle what it took.
 
         Raises:
@@ -51,7 +43,7 @@ class Allowances:
         accounts = [(caller.key_id, caller.limits)]
         if caller.tenant in self._tenants:
             accounts.append((tenant_account(caller.tenant), self._tenants[caller.tenant]))
-        estimate = _estimate(answer.asked)
+        estimate = answer.estimate
         async with AsyncExitStack() as stack:
             yield Allowed([
                 await stack.enter_async_context(self._of_account(account, limits, answer, estimate))
@@ -60,7 +52,7 @@ class Allowances:
 
     @asynccontextmanager
     async def _of_account(
-        self, account: str, limits: KeyLimits, answer: Answer, estimate: Usage
+        self, account: str, limits: KeyLimits, answer: CountedAnswer, estimate: Usage
     ) -> AsyncIterator[Reserved]:
         async with self._limits.reserved(account, limits, tokens=estimate.total_tokens) as reserved:
             budgets = self._known_budgets(account) if limits.has_budget else None
@@ -70,7 +62,7 @@ class Allowances:
             try:
                 yield reserved
             except asyncio.CancelledError:
-                if not answer.asked.is_streaming:  # nobody knows what it took until then
+                if not answer.is_streaming:  # nobody knows what it took until then
                     taken = estimate
                 raise
             finally:
@@ -104,14 +96,3 @@ class Allowed:
         for part in reversed(self._parts):
             found |= part.headers()
         return found
-
-
-def _estimate(asked: Asked) -> Usage:
-    """Return what a body may take, before a tokenizer has seen it."""
-    num_prompt = num_answer = 0
-    for request in asked.requests:
-        num_chars = request.num_prompt_chars + (len(msgspec.json.encode(request.tools)) if request.tools else 0)
-        num_prompt += num_chars // _CHARS_PER_TOKEN
-        most = _USUAL_ANSWER if request.max_tokens == AS_MANY_AS_FIT else request.max_tokens
-        num_answer += most * asked.n
-    return Usage(num_prompt, num_answer)

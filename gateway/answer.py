@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from clients.openai_api.answer_deltas import Piece, Usage
-from clients.openai_api.api_error import ApiError
-from clients.openai_api.asked import Asked
+from clients.openai_api.api_error import ApiError, api_error
+from clients.openai_api.asked import Asked, Endpoint
 from gateway.attempt import Answerer, Attempt, Pieces
+from gateway.limits.answer_estimate import estimate_of
 from gateway.servers.failures import NO_SERVER, may_do_better
 from trireme.base.errors import ServerError, ServingError, Unavailable
 
@@ -70,6 +71,21 @@ class Answer:
         self._attempt = self._begin(chain[0])
 
     @property
+    def endpoint(self) -> Endpoint:
+        """Return where the answer was asked for."""
+        return self.asked.endpoint
+
+    @property
+    def is_streaming(self) -> bool:
+        """Return whether the caller has each piece as it comes."""
+        return self.asked.is_streaming
+
+    @property
+    def estimate(self) -> Usage:
+        """Return the tokens that the answer may take, before a tokenizer has seen the prompt."""
+        return estimate_of(self.asked)
+
+    @property
     def model(self) -> str:
         """Return the name of the model that was asked for."""
         return self._chain[0].answerer.name
@@ -83,6 +99,11 @@ class Answer:
     def is_kept(self) -> bool:
         """Return whether the answer was there, and nothing was made for it."""
         return self._attempt.is_kept
+
+    @property
+    def similarity(self) -> float | None:
+        """Return how alike the question is whose answer was kept; None: it is the same, or nothing was kept."""
+        return self._attempt.similarity
 
     @property
     def usage(self) -> Usage:
@@ -123,6 +144,10 @@ class Answer:
         """Return whether a failure says that no server was asked, so that nothing was made anywhere."""
         is_one = len(self._chain) == len(self.asked.requests) == 1
         return is_one and failure.facts.get("reason") == NO_SERVER
+
+    def broken(self, cause: Exception) -> ApiError:
+        """Return the error with which the answer breaks off."""
+        return broken(cause, self.asked)
 
     async def pieces(self) -> Pieces:
         """Yield the pieces of the answer, by the first step of the chain that begins one.
@@ -169,6 +194,13 @@ class Answer:
 
     def _begin(self, step: Step) -> Attempt:
         return step.answerer.attempt(self.asked, is_streaming=self._is_streaming)
+
+
+def broken(cause: Exception, asked: Asked) -> ApiError:
+    """Return the error with which an answer breaks off that has begun."""
+    if isinstance(cause, ServingError):
+        return api_error(cause, is_chat=asked.is_chat, guide_param=asked.guide_param)
+    return ApiError("the gateway failed; the reason is in its log", code="server_error", status=500)
 
 
 def _check_begun(*, has_begun: bool) -> None:

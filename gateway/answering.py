@@ -11,7 +11,7 @@ import msgspec
 
 from clients.anthropic_api.messages_body import message_request_of
 from clients.infer_messages import GenerateRequest
-from clients.openai_api.api_error import NOT_BEGUN, ApiError, api_error, is_of_the_operator
+from clients.openai_api.api_error import NOT_BEGUN, is_of_the_operator
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.request_bodies import requests_of
 from clients.openai_api.responses_body import response_request_of
@@ -20,6 +20,7 @@ from gateway.access.caller import Caller
 from gateway.allowances import Allowances
 from gateway.answer import NO_TIER, Answer, Tier
 from gateway.fallback.chains import Chains
+from gateway.ledger.counted_answer import CountedAnswer
 from gateway.running_answer import CLIENT_GONE, REQUEST_ID, Observers, RunningAnswer
 from gateway.served_models import ServedModels
 from gateway.tiers import model_of
@@ -65,14 +66,14 @@ class Answering:
         if found is not None:
             name = model_of(found, asked)
             tier = Tier(found.name, self._chains.answerer(found.large))
-        chain = self._chains.of(self.models.get(name, caller), caller)
+        chain = self._chains.of(self.models.get_text(name, caller), caller)
         if caller.tenant:  # whose share of the server it is
             requests = tuple(msgspec.structs.replace(each, tenant=caller.tenant) for each in asked.requests)
             asked = msgspec.structs.replace(asked, requests=requests)
         return Answer(asked, chain, tier, timeout_s=self._timeout_s)
 
     @asynccontextmanager
-    async def running(self, answer: Answer, caller: Caller) -> AsyncIterator[RunningAnswer]:
+    async def running(self, answer: CountedAnswer, caller: Caller) -> AsyncIterator[RunningAnswer]:
         """Give an answer inside the block: its caller's limits hold a place for it, and its end is told.
 
         Raises:
@@ -85,7 +86,7 @@ class Answering:
             except ServingError as exc:
                 if is_of_the_operator(exc):
                     _log.error("%s", exc.message)
-                error = broken(exc, answer.asked)
+                error = answer.broken(exc)
                 error.headers[REQUEST_ID] = answer.id
                 if answer.has_asked_nobody(exc):
                     error.headers[NOT_BEGUN] = "true"
@@ -123,10 +124,3 @@ def asked_by(endpoint: Endpoint, body: Mapping[str, Any], *, earlier: Sequence[M
         for request in asked.requests
     )
     return msgspec.structs.replace(asked, requests=requests)
-
-
-def broken(cause: Exception, asked: Asked) -> ApiError:
-    """Return the error with which an answer breaks off that has begun."""
-    if isinstance(cause, ServingError):
-        return api_error(cause, is_chat=asked.is_chat, guide_param=asked.guide_param)
-    return ApiError("the gateway failed; the reason is in its log", code="server_error", status=500)

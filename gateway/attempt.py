@@ -28,6 +28,11 @@ class Attempt(Protocol):
         ...
 
     @property
+    def similarity(self) -> float | None:
+        """Return how alike the question is whose answer was kept; None: it is the same, or nothing was kept."""
+        ...
+
+    @property
     def usage(self) -> Usage:
         """Return the tokens so far."""
         ...
@@ -134,6 +139,7 @@ class ModelAttempt:
         self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)], self._bytes_of)
 
     is_kept = has_moved = False
+    similarity: float | None = None
 
     def note_slow(self) -> None:
         """Note nothing: a server may have been slow for its queue."""

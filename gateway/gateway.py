@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from clients.access import NO_ACCESS, Access
+from clients.embedding_messages import EmbeddingRequest
 from clients.streaming import AsyncTritonClient
 from clients.tls_context import check_access
-from ensemble_configs.spec.gateway_spec import GatewaySpec
-from gateway.access.caller import Callers
+from ensemble_configs.spec.gateway_spec import GatewaySpec, SemanticCacheSpec
+from gateway.access.caller import ANYBODY, Callers
 from gateway.access.key_book import GRACE_S, KeyBook
 from gateway.access.open_oidc import check_oidc, open_oidc
 from gateway.access.token_file import TokenFile
@@ -21,6 +22,8 @@ from gateway.answering import Answering
 from gateway.attempt import ModelAnswerer
 from gateway.cache.answer_store import AnswersInMemory, AnswersInRedis
 from gateway.cache.cached_answerer import AnswerCache
+from gateway.cache.semantic_cache import SemanticCache
+from gateway.embeddings.embedding_routes import EmbeddingRoutes
 from gateway.fallback.chains import Chains
 from gateway.fallback.managed_api import ManagedApi
 from gateway.gateway_metrics import GatewayMetrics
@@ -170,9 +173,9 @@ class Gateway:
             generation = Generation(pool)
             has_others = any(step.api for chain in self._rules.fallbacks for step in chain.steps)
             health = HealthRoutes(self.models, generation, metrics, has_others=has_others)
-            cache = await self._cache(metrics, stack)
+            cache = await self._cache(metrics, pool, stack)
             chains = Chains(
-                [ModelAnswerer(model, generation) for model in self.models],
+                [ModelAnswerer(model, generation) for model in self.models.texts],
                 self._rules,
                 {api.name: await stack.enter_async_context(api) for api in self._apis},
                 cache,
@@ -184,6 +187,7 @@ class Gateway:
             server = HttpServer(
                 [
                     *_routes(OpenAiRoutes(answering), sockets, ModelRoutes(self.models), health),
+                    Route("POST", r"/v1/embeddings", EmbeddingRoutes(answering, pool, timeout_s=timeout_s).embed),
                     *_page_routes(PageRoutes(), self._status(pool, recent)),
                 ],
                 callers=callers,
@@ -245,17 +249,37 @@ class Gateway:
         ):
             yield limiter
 
-    async def _cache(self, metrics: GatewayMetrics, stack: contextlib.AsyncExitStack) -> AnswerCache | None:
+    async def _cache(
+        self, metrics: GatewayMetrics, pool: ServerPool, stack: contextlib.AsyncExitStack
+    ) -> AnswerCache | None:
         rules = self._rules.answer_cache
         if rules is None:
             return None
+        semantic = self._semantic(rules.semantic, metrics, pool)
         if self._cache_redis is None:
-            return AnswerCache(AnswersInMemory(ttl_s=rules.ttl_s, max_bytes=rules.max_mib << 20), metrics)
+            memory = AnswersInMemory(ttl_s=rules.ttl_s, max_bytes=rules.max_mib << 20)
+            return AnswerCache(memory, metrics, semantic)
         redis = await stack.enter_async_context(connected(self._cache_redis.url, silence_s=_CACHE_SILENCE_S))
-        return AnswerCache(AnswersInRedis(redis, ttl_s=rules.ttl_s), metrics)
+        return AnswerCache(AnswersInRedis(redis, ttl_s=rules.ttl_s), metrics, semantic)
+
+    def _semantic(
+        self, spec: SemanticCacheSpec | None, metrics: GatewayMetrics, pool: ServerPool
+    ) -> SemanticCache | None:
+        if spec is None:
+            return None
+        model = self.models.get_embedding(spec.embedding_model, ANYBODY)
+
+        async def embed(text: str) -> bytes:
+            deadline_s = asyncio.get_running_loop().time() + spec.wait_ms / 1000
+            [vector] = (await pool.embed(EmbeddingRequest(texts=(text,)), model=model, deadline_s=deadline_s)).vectors
+            return vector
+
+        return SemanticCache(spec, embed, metrics)
 
     def _status(self, pool: ServerPool, recent: RecentRequests) -> StatusRoutes:
-        pages = {url: MetricsPage(page, self.models, self._server_access) for url, page in self._metrics_urls.items()}
+        pages = {
+            url: MetricsPage(page, self.models.texts, self._server_access) for url, page in self._metrics_urls.items()
+        }
         rollouts = None if self._rollouts is None else Rollouts(self._rollouts)
         return StatusRoutes(self.models, pool, recent, pages=pages, rollouts=rollouts)
 
@@ -268,7 +292,6 @@ def _routes(openai: OpenAiRoutes, sockets: ResponseSockets, models: ModelRoutes,
         Route("POST", r"/v1/(?:chat/completions|completions|responses|messages)", openai.generate),
         Route("POST", r"/v1/messages/count_tokens", openai.count_tokens),
         Route("GET", r"/v1/responses", sockets.converse),
-        Route("POST", r"/v1/embeddings", openai.embed),
         Route("GET", r"/v1/models", models.list_models),
         Route("GET", r"/v1/models/.{1,128}", models.describe_model),
         Route("GET", r"/openapi\.json", models.describe_api, is_open=True),

@@ -64,6 +64,11 @@ class GatewayMetrics:
             ["gen_ai_request_model", "result"], registry=self._registry,
         )  # fmt: skip
 
+        self._similar = Counter(
+            "trireme_gateway_similar_lookups", "Questions that were compared with those that have kept answers",
+            ["gen_ai_request_model", "result"], registry=self._registry,
+        )  # fmt: skip
+
         self._saved_usd = Counter(
             "trireme_gateway_saved_usd", "What tiers and kept answers have saved, by the prices of models", ["by"],
             registry=self._registry,
@@ -97,6 +102,10 @@ class GatewayMetrics:
     def note_lookup(self, model: str, *, is_hit: bool) -> None:
         """Count a request that was looked up among the kept answers."""
         self._lookups.labels(model, "hit" if is_hit else "miss").inc()
+
+    def note_similar(self, model: str, result: str) -> None:
+        """Count a question that was compared with others. Args: `result`: hit, miss, or failed without a vector."""
+        self._similar.labels(model, result).inc()
 
     def note_saved(self, by: str, nano_usd: int) -> None:
         """Count what a tier, or a kept answer, has saved, in billionths of a US dollar."""

@@ -57,11 +57,13 @@ class ModelRoutes:
     def _described(self, model: ServedModel, name: str = "") -> dict[str, Any]:
         """Return a model by its own name, or by an alias or as a release, which have the model as their `root`."""
         limit = {} if model.max_seq_len is None else {"max_model_len": model.max_seq_len}
+        kind = {} if model.embedding is None else {"task": "embedding"}  # others write text
         root = {"root": model.name} if name not in {"", model.name} else {}
         return (
             {"id": name or model.name, "object": "model", "created": self._begun_s, "owned_by": "trireme"}
             | root
             | limit
+            | kind
         )
 
 

@@ -18,7 +18,7 @@ from clients.openai_api.response_events import ResponseEvents, ResponseStream
 from clients.openai_api.stream_events import StreamEvents
 from gateway.access.caller import Caller
 from gateway.answer import Answer
-from gateway.answering import Answering, asked_by, broken
+from gateway.answering import Answering, asked_by
 from gateway.json_answers import json_answer
 from gateway.running_answer import CLIENT_GONE, RunningAnswer
 from trireme.base.errors import ServingError
@@ -69,20 +69,6 @@ class OpenAiRoutes:
             found = await _whole(answer)
         return json_answer(found, headers=running.headers())  # with what the answer has taken
 
-    async def embed(self, _request: web.BaseRequest, body: bytes, caller: Caller) -> web.StreamResponse:
-        """Refuse to make embeddings, by the name of the model that was asked for them.
-
-        Raises:
-            ApiError: always.
-        """
-        name = body_of_json(body).get("model")
-        model = self._answering.models.get(name if isinstance(name, str) else None, caller)
-        raise ApiError(
-            f"model {model.name!r} writes text, and makes no embeddings; ask a server of an embedding model",
-            code="unsupported_model",
-            param="model",
-        )
-
     async def count_tokens(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Refuse to count the tokens of a message that is not asked.
 
@@ -122,7 +108,7 @@ class OpenAiRoutes:
                 raise
             if not isinstance(exc, ServingError):
                 _log.exception("a stream failed")
-            error = broken(exc, answer.asked)
+            error = answer.broken(exc)
             running.fail(error.code)
             running.end()
             self._answering.metrics.note_error(error.code)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from clients.anthropic_api.messages_body import MessagesBody
+from clients.openai_api.embeddings_body import EmbeddingsBody
 from clients.openai_api.request_bodies import ChatBody, CompletionBody
 from clients.openai_api.responses_body import ResponseBody
 
@@ -15,6 +16,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionBody, "Go on with a text or several, whole or as server-sent events"),
     "/v1/responses": (ResponseBody, "Answer a conversation that nobody keeps, whole or as server-sent events"),
     "/v1/messages": (MessagesBody, "Answer a conversation in Anthropic's form, whole or as server-sent events"),
+    "/v1/embeddings": (EmbeddingsBody, "Make a vector of each of some texts"),
 }
 _READ = {
     "/v1/models": "List the models that the caller may use",
@@ -90,13 +92,14 @@ def description() -> dict[str, Any]:
 def _posted(path: str, schema: dict[str, Any], summary: str) -> dict[str, Any]:
     statuses = (400, 401, 403, 404, 413, 429, 500, 502, 503, 504)
     is_anthropic = path == "/v1/messages"
+    events: dict[str, Any] = {} if path == "/v1/embeddings" else {"text/event-stream": {}}
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
             "200": {
                 "description": "the answer",
-                "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+                "content": {"application/json": {"schema": {"type": "object"}}, **events},
             },
             **(_errors(*statuses, 529, schema="AnthropicError") if is_anthropic else _errors(*statuses)),
         },

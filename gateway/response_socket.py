@@ -20,7 +20,8 @@ from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.response_events import Event, ResponseEvents
 from clients.openai_api.response_items import messages_of_output
 from gateway.access.caller import Caller, Callers
-from gateway.answering import Answering, asked_by, broken
+from gateway.answer import broken
+from gateway.answering import Answering, asked_by
 from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.gateway")

@@ -9,8 +9,8 @@ from clients.openai_api.answer_deltas import Piece
 from clients.openai_api.asked import Endpoint
 from gateway.access.caller import Caller
 from gateway.allowances import Allowed
-from gateway.answer import Answer
 from gateway.gateway_metrics import GatewayMetrics
+from gateway.ledger.counted_answer import CountedAnswer
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_row import LedgerRow
 from gateway.live.recent_requests import RecentRequests
@@ -20,7 +20,8 @@ CLIENT_GONE = "client_gone"  # in the metrics and the ledger
 _ANSWERED_BY = "x-trireme-answered-by"
 REQUEST_ID = "x-request-id"  # OpenAI's: its clients show it, and the ledger knows the request by it
 _RELEASE = "x-trireme-release"
-_KEPT = "exact-cache"  # no model or API has such a name
+_KEPT, _SIMILAR = "exact-cache", "semantic-cache"  # no model or API has such a name
+_SIMILARITY = "x-trireme-similarity"  # of a question that was taken for another one
 
 # OpenTelemetry has no name for responses and messages: they are chats.
 _OPERATIONS = {
@@ -28,6 +29,7 @@ _OPERATIONS = {
     Endpoint.COMPLETIONS: "text_completion",
     Endpoint.RESPONSES: "chat",
     Endpoint.MESSAGES: "chat",
+    Endpoint.EMBEDDINGS: "embeddings",
 }
 
 
@@ -52,7 +54,7 @@ class RunningAnswer:
         allowed: what the answer has of the caller's limits.
     """
 
-    def __init__(self, answer: Answer, caller: Caller, observers: Observers, allowed: Allowed) -> None:
+    def __init__(self, answer: CountedAnswer, caller: Caller, observers: Observers, allowed: Allowed) -> None:
         self._answer, self._observers, self._allowed = answer, observers, allowed
         self._watch = RequestWatch()
         self._row = LedgerRow(
@@ -60,7 +62,7 @@ class RunningAnswer:
             begun_at_s=time.time(),
             key_id=caller.key_id,
             tenant=caller.tenant,
-            endpoint=answer.asked.endpoint,
+            endpoint=answer.endpoint,
             model=answer.model,
             tier=answer.tier,
         )
@@ -75,6 +77,8 @@ class RunningAnswer:
             found[_RELEASE] = str(self._answer.release)
         if self._answered_by:
             found[_ANSWERED_BY] = self._answered_by
+        if self._answer.similarity is not None:
+            found[_SIMILARITY] = f"{self._answer.similarity:.4f}"
         return found
 
     def note(self, piece: Piece) -> None:
@@ -92,10 +96,10 @@ class RunningAnswer:
             return
         self._watch.end()
         answer, metrics = self._answer, self._observers.metrics
-        metrics.note_end(_OPERATIONS[answer.asked.endpoint], answer.model, self._watch, answer.made)
+        metrics.note_end(_OPERATIONS[answer.endpoint], answer.model, self._watch, answer.made)
         self._observers.recent.end(answer, error=self._watch.error, ttft_s=self._watch.ttft_s)
         if not self._watch.error:
-            metrics.note_saved(_KEPT if answer.is_kept else answer.tier, answer.saved_nano_usd())
+            metrics.note_saved(self._answered_by if answer.is_kept else answer.tier, answer.saved_nano_usd())
         if not answer.is_kept and self._answered_by:
             metrics.note_fallback(answer.model, self._answered_by)
         if self._entry is not None:
@@ -105,7 +109,7 @@ class RunningAnswer:
     def _answered_by(self) -> str:
         """Return what answered in place of the model that was asked for; "": nothing did."""
         if self._answer.is_kept:
-            return _KEPT
+            return _KEPT if self._answer.similarity is None else _SIMILAR
         return "" if self._answer.answered_by == self._answer.model else self._answer.answered_by
 
     def _ended_row(self) -> LedgerRow:

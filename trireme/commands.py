@@ -85,6 +85,9 @@ COMMANDS = {
                 "gateway.access.keys_command", "", "Make, list and revoke API keys", verbs=("create", "list_", "revoke")
             ),
             "usage": Command("gateway.ledger.usage_command", "usage", "Sum up what requests took and cost"),
+            "cache-report": Command(
+                "gateway.cache.cache_report_command", "cache_report", "Report the wrong answers of a semantic cache"
+            ),
             "envoy": Command(
                 "gateway.envoy.envoy_command", "envoy", "Write the configuration of an Envoy before several gateways"
             ),

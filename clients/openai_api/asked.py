@@ -11,12 +11,13 @@ from clients.openai_api.tool_calls.callable_tools import CallableTools
 
 
 class Endpoint(enum.StrEnum):
-    """An endpoint that answers with text, by its path."""
+    """An endpoint that a model answers, by its path."""
 
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"  # Anthropic's
+    EMBEDDINGS = "/v1/embeddings"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ def page(text: str) -> str:
         "affinity": affinity_table(latest("gateway_affinity")),
         "moved": moved_table(latest("gateway_moved_streams_openvino")),
         "requests of others": requests_table(latest("openai_requests")),
+        "semantic cache": semantic_table(latest("semantic_cache")),
     }
     return with_tables(text, tables)
 
@@ -127,3 +128,34 @@ def requests_table(found: Document) -> str:
     ]
     table = markdown_table(["whose tests", "here", "requests", "which"], rows)
     return table + f"\n\nWith the demo model on OpenVINO; {source('openai_requests')}"
+
+
+def semantic_table(found: Document) -> str:
+    """Return the table of the hits and the wrong hits of the committed pairs, and the source of it."""
+
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{value:.0%}"
+
+    rows = [
+        [
+            f"{level['least_similarity']:g}",
+            f"{level['hits']}",
+            f"{level['wrong_hits']}",
+            share(level["wrong_share"]),
+            " to ".join(map(share, level["wrong_share_interval"] or ())),
+            share(level["found_share"]),
+            share(level["wrong_share_of_different"]),
+        ]
+        for level in found["levels"]
+    ]
+    header = ["`least_similarity`", "hits", "wrong hits", "wrong, of hits", "95 %", "found, of the same",
+              "taken, of different"]  # fmt: skip
+    worst = "; ".join(
+        f"{pair['question']} / {pair['other']} ({pair['similarity']:.3f})"
+        for pair in found["most_alike_with_different_answers"][:2]
+    )
+    said = (
+        f"{found['pairs']} pairs, {found['pairs_with_the_same_answer']} with the same answer; {found['encoder']} on "
+        f"OpenVINO, a real Triton. The most alike with different answers: {worst}. "
+    )
+    return markdown_table(header, rows) + "\n\n" + said + source("semantic_cache")

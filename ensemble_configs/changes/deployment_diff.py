@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ensemble_configs.render.embedding_config import EMBEDDING_VERSION, embedding_message
 from ensemble_configs.render.launch_flags import launch_flags
 from ensemble_configs.render.model_configs import GENERATED, Message, model_messages
 from ensemble_configs.render.repository import render_repository
@@ -113,6 +114,11 @@ def _triton_models(spec: DeploymentSpec) -> dict[str, _TritonModel]:
             versions = _versions(config)
             of_step = {number: "" if step == GRAPH else texts[number] for number in versions}
             found[model.triton_prefix + step] = _TritonModel(config, of_step)
+    for embedding in spec.embedding_models:
+        text = embedding.model_dump_json(exclude_none=True)
+        found[embedding.name] = _TritonModel(
+            embedding_message(embedding, spec.adapter_parameters), {EMBEDDING_VERSION: text}
+        )
     if spec.extra_models:
         files = render_repository(spec, root=_ROOT, source="")
         for extra in spec.extra_models:

@@ -86,7 +86,10 @@ def _server(workload: Workload) -> dict[str, object]:
             {"name": model.name, "release": model.release, "tritonNames": list(model.triton_names)}
             for model in spec.models
         ],
-        "extraModels": [extra.name for extra in spec.extra_models],
+        "extraModels": [
+            *(embedding.name for embedding in spec.embedding_models),
+            *(extra.name for extra in spec.extra_models),
+        ],
         "deployment": _text_of(served),
     }
 

@@ -93,7 +93,8 @@ def _grpc_tls(tls: GrpcTlsSpec | None) -> Flags:
 
 def _num_versions(spec: DeploymentSpec) -> int:
     """Return how many versions all Triton models have together."""
-    return sum(len(model.steps) * len(model.releases) for model in spec.models) + len(spec.extra_models)
+    num_others = len(spec.extra_models) + len(spec.embedding_models)
+    return sum(len(model.steps) * len(model.releases) for model in spec.models) + num_others
 
 
 def _tracing(tracing: TracingSpec | None) -> Flags:

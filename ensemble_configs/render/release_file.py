@@ -4,14 +4,18 @@
 import json
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel
 
+from ensemble_configs.spec.base import Spec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.validation import validate
 from trireme.base.errors import SpecError
 
 RELEASE_FILE = "release.json"
+
+S = TypeVar("S", bound=Spec)
 
 
 def render_release(release: ReleaseSpec, *, folder: Path) -> str:
@@ -19,7 +23,12 @@ def render_release(release: ReleaseSpec, *, folder: Path) -> str:
 
     Paths in it are relative to that folder, so a tree can move.
     """
-    return _with_relative_paths(release, folder).model_dump_json(indent=2, exclude_none=True) + "\n"
+    return json_with_relative_paths(release, folder=folder)
+
+
+def json_with_relative_paths(model: BaseModel, *, folder: Path) -> str:
+    """Return typed data as JSON for a file in `folder`, its paths relative to that."""
+    return _with_relative_paths(model, folder).model_dump_json(indent=2, exclude_none=True) + "\n"
 
 
 def _with_relative_paths(model: BaseModel, folder: Path) -> BaseModel:
@@ -39,12 +48,20 @@ def load_release(folder: Path) -> ReleaseSpec:
     Raises:
         SpecError: the file is missing or not what it should be.
     """
-    path = folder / RELEASE_FILE
+    return load_rendered(ReleaseSpec, folder / RELEASE_FILE)
+
+
+def load_rendered(kind: type[S], path: Path) -> S:
+    """Return typed data from a file of JSON in a version folder.
+
+    Raises:
+        SpecError: the file is missing or not what it should be.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
         raise SpecError(f"cannot read {path}: {exc.strerror}; write it with `trireme render`", file=path) from exc
-    return validate(ReleaseSpec, _json(text, path), source=path)
+    return validate(kind, _json(text, path), source=path)
 
 
 def _json(text: str, path: Path) -> object:

@@ -10,6 +10,7 @@ import py_compile
 import shutil
 from pathlib import Path
 
+from ensemble_configs.render.embedding_config import ADAPTER, EMBEDDING_VERSION, render_embedding_model
 from ensemble_configs.render.model_configs import GENERATED, render_configs, render_extra_config
 from ensemble_configs.render.release_file import RELEASE_FILE, render_release
 from ensemble_configs.spec.deployment import DeploymentSpec
@@ -40,6 +41,8 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
         for step, release in _versions(model):
             folder = Path(model.triton_prefix + step) / str(release.release)
             files[folder / RELEASE_FILE] = render_release(release, folder=(root / folder).resolve())
+    for embedding in spec.embedding_models:
+        files |= render_embedding_model(embedding, root=root, source=source, parameters=spec.adapter_parameters)
     for extra in spec.extra_models:
         text = render_extra_config(extra, _own_config(extra), source=source)
         files[Path(extra.name) / "config.pbtxt"] = text
@@ -49,7 +52,8 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
 def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[Path]:
     """Make `root` the model repository of a deployment.
 
-    The adapters' `model.py` are copied from the committed repository; the version folders of extra models are links to
+    The adapters' `model.py` are copied from the committed repository, those of embedding models from
+    `serving.embeddings`; the version folders of extra models are links to
     the user's. Rendered models that the deployment does not have are removed, for Triton would load them.
 
     Returns:
@@ -66,6 +70,8 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
         # Triton wants a version folder of an ensemble too, and git keeps no empty one.
         if GRAPH in model.steps:
             files[Path(model.triton_prefix + GRAPH) / str(model.release) / ".keep"] = b""
+    for embedding in spec.embedding_models:
+        files[Path(embedding.name) / str(EMBEDDING_VERSION) / "model.py"] = ADAPTER.read_bytes()
     links = {
         Path(extra.name) / folder.name: folder for extra in spec.extra_models for folder in _version_folders(extra)
     }

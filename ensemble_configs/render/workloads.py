@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from trireme.base.errors import SpecError
@@ -47,7 +48,11 @@ def workloads(spec: DeploymentSpec) -> tuple[Workload, ...]:
         for release in model.releases:
             _check_portable(model, release)
     groups = _groups(spec.models, spec.extra_models)
-    stable = [_workload(spec, models, extras, name=models[0].name) for models, extras in groups]
+    # Embedding models share nothing with the others, so they are in the first group.
+    stable = [
+        _workload(spec, models, extras, name=models[0].name, embeddings=() if number else spec.embedding_models)
+        for number, (models, extras) in enumerate(groups)
+    ]
     others = [
         _workload(spec, [_only(model, other)], (), name=f"{model.name}-{other.release}")._replace(
             release=other.release, beside=home.name
@@ -129,6 +134,7 @@ def _workload(
     extras: Sequence[ExtraModelSpec],
     *,
     name: str,
+    embeddings: Sequence[EmbeddingModelSpec] = (),
 ) -> Workload:
     alone = {"other_releases": (), "canary": None, "on_trial": ()}
     gpus = sorted({int(gpu) for model in models for gpu in model.gpus})
@@ -146,6 +152,7 @@ def _workload(
             update={
                 "models": served,
                 "extra_models": tuple(extras),
+                "embedding_models": tuple(embeddings),
                 "rate_limiter": tuple(pool for pool in spec.rate_limiter if pool.name in needed),
             }
         ),

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Integer, Location, Name, Number, Positive, Spec, is_name
 from ensemble_configs.spec.deployment_checks import RateLimiterPool, find_clashes
+from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from ensemble_configs.spec.gateway_spec import GatewaySpec
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.spec.observability_spec import LogsSpec, TracingSpec, adapter_parameters
@@ -42,6 +43,9 @@ class DeploymentSpec(Spec):
     name: Name = Field(description="also the folder under build/")
     triton: TritonSpec = TritonSpec()
     models: tuple[ModelSpec, ...] = Field(min_length=1)
+    embedding_models: tuple[EmbeddingModelSpec, ...] = Field(
+        default=(), description="models that make embeddings, beside the language models"
+    )
     extra_models: tuple[ExtraModelSpec, ...] = Field(
         default=(), description="Triton models of your own, beside the language models"
     )
@@ -86,8 +90,10 @@ class DeploymentSpec(Spec):
 
     @model_validator(mode="after")
     def _models_get_along(self) -> "DeploymentSpec":
-        clashes = find_clashes(self.models, self.extra_models, self.rate_limiter)
-        clashes += self.gateway.find_clashes([model.name for model in self.models])
+        clashes = find_clashes(self.models, self.extra_models, self.rate_limiter, self.embedding_models)
+        clashes += self.gateway.find_clashes(
+            [model.name for model in self.models], embedding_models=[model.name for model in self.embedding_models]
+        )
         if clashes:
             raise ValueError("; ".join(clashes))
         return self

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field
 
 from ensemble_configs.spec.base import NotNegative, Positive, Spec
+from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec, ResourceName, ResourceNeed
 
@@ -23,11 +24,14 @@ class RateLimiterPool(Spec):
 
 
 def find_clashes(
-    models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelSpec], pools: Sequence[RateLimiterPool]
+    models: Sequence[ModelSpec],
+    extra_models: Sequence[ExtraModelSpec],
+    pools: Sequence[RateLimiterPool],
+    embedding_models: Sequence[EmbeddingModelSpec] = (),
 ) -> list[str]:
     """Return everything that is wrong between the models of a server."""
     return [
-        *_equal_names(models, extra_models),
+        *_equal_names(models, extra_models, embedding_models),
         *_pools_twice(pools),
         *_resources(models, extra_models, pools),
         *_memory_pools(models),
@@ -36,14 +40,22 @@ def find_clashes(
     ]
 
 
-def _equal_names(models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelSpec]) -> Iterator[str]:
+def _equal_names(
+    models: Sequence[ModelSpec],
+    extra_models: Sequence[ExtraModelSpec],
+    embedding_models: Sequence[EmbeddingModelSpec],
+) -> Iterator[str]:
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
             yield f"models: {count} have the name {name}; give each its own"
+    for name in {model.name for model in embedding_models} & {model.name for model in models}:
+        yield f"embedding_models: {name} is the name of a language model, too; give it another"
     taken = Counter(name for model in models for name in model.triton_names)
     taken.update(model.name for model in extra_models)
+    taken.update(model.name for model in embedding_models)
     if twice := [name for name, count in taken.items() if count > 1]:
         where = "extra_models" if {model.name for model in extra_models} & set(twice) else "models"
+        where = "embedding_models" if {model.name for model in embedding_models} & set(twice) else where
         yield f"{where}: two of Triton's would be called {', '.join(twice[:3])}; change a model's name or prefix"
 
 

@@ -80,6 +80,25 @@ class FallbackSpec(Spec):
     steps: Annotated[tuple[FallbackStepSpec, ...], Field(min_length=1)] = Field(description="in this order")
 
 
+class SemanticCacheSpec(Spec):
+    """The kept answers that are given to other questions, too, which are alike; some of them are wrong then."""
+
+    embedding_model: Name = Field(description="one of embedding_models, which tells how alike two questions are")
+    least_similarity: Annotated[Number, Field(gt=0, le=1)] = Field(
+        description="cosine from which two questions are taken for one; `trireme gateway cache-report` says how many "
+        "wrong answers that gives"
+    )
+    tenants: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] | None = Field(
+        default=None, description="tenants whose callers get such answers; none: all callers"
+    )
+    max_questions: Positive = Field(
+        default=10_000, le=1_000_000, description="that are remembered, of all callers, in the gateway's memory"
+    )
+    wait_ms: Annotated[Number, Field(gt=0, le=60_000)] = Field(
+        default=500.0, description="a question whose vector takes longer is asked of the model"
+    )
+
+
 class AnswerCacheSpec(Spec):
     """The answers that are given again where the same is asked again: greedy ones, and those with a seed."""
 
@@ -87,6 +106,9 @@ class AnswerCacheSpec(Spec):
         default=300.0, description="an answer is forgotten after so long"
     )
     max_mib: Positive = Field(default=64, description="of a gateway's memory; a Redis has its own `maxmemory`")
+    semantic: SemanticCacheSpec | None = Field(
+        default=None, description="answers to questions that are alike; none: to the same question alone"
+    )
 
 
 class SimpleSpec(Spec):
@@ -138,15 +160,16 @@ class GatewaySpec(Spec):
         default=None, description="provider whose tokens callers may bring in place of a key; none: keys alone"
     )
 
-    def find_clashes(self, models: Collection[str]) -> list[str]:
-        """Return what is wrong with these rules in a deployment with some models."""
+    def find_clashes(self, models: Collection[str], *, embedding_models: Collection[str] = ()) -> list[str]:
+        """Return what is wrong with these rules in a deployment with some language and embedding models."""
         known = ", ".join(sorted(models))
+        all_models = [*models, *embedding_models]
         found = [
-            f"gateway.aliases.{alias} must name a model, got {name!r}; there are {known}"
+            f"gateway.aliases.{alias} must name a model, got {name!r}; there are {', '.join(sorted(all_models))}"
             for alias, name in self.aliases.items()
-            if name not in models
+            if name not in all_models
         ]
-        found += [f"gateway.aliases.{alias} is the name of a model" for alias in self.aliases if alias in models]
+        found += [f"gateway.aliases.{alias} is the name of a model" for alias in self.aliases if alias in all_models]
         for what, names in (
             ("tenants", [tenant.name for tenant in self.tenants]),
             ("managed_apis", [api.name for api in self.managed_apis]),
@@ -155,7 +178,7 @@ class GatewaySpec(Spec):
         ):
             found += [f"gateway.{what} has {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
         for tier in self.tiers:
-            if tier.name in models or tier.name in self.aliases:
+            if tier.name in all_models or tier.name in self.aliases:
                 found.append(f"gateway.tiers has {tier.name!r}, which is the name of a model, or an alias")
             found += [
                 f"gateway.tiers of {tier.name!r}: {size} must name a model, got {name!r}; there are {known}"
@@ -165,11 +188,21 @@ class GatewaySpec(Spec):
             if tier.small == tier.large:
                 found.append(f"gateway.tiers of {tier.name!r} has one model, {tier.small!r}; it stands for two")
         found += [] if self.oidc is None else self.oidc.find_clashes()
+        semantic = None if self.answer_cache is None else self.answer_cache.semantic
+        if semantic is not None and semantic.embedding_model not in embedding_models:
+            found.append(
+                "gateway.answer_cache.semantic.embedding_model must name one of embedding_models, got "
+                f"{semantic.embedding_model!r}; there are {', '.join(sorted(embedding_models)) or 'none'}"
+            )
+        apis = [api.name for api in self.managed_apis]
+        found += [
+            f"gateway.managed_apis has {name!r}, which is the name of a model" for name in apis if name in all_models
+        ]
         return found + self._clashes_of_fallbacks(models)
 
     def _clashes_of_fallbacks(self, models: Collection[str]) -> list[str]:
         apis = [api.name for api in self.managed_apis]
-        found = [f"gateway.managed_apis has {name!r}, which is the name of a model" for name in apis if name in models]
+        found: list[str] = []
         for chain in self.fallbacks:
             model, where = chain.model, f"gateway.fallbacks of {chain.model!r}"
             if model not in models:

@@ -9,6 +9,9 @@ from clients.openai_api.asked import Asked
 from gateway.attempt import Answerer, Attempt, Pieces
 from gateway.cache.answer_store import MAX_ANSWER_BYTES, AnswerStore
 from gateway.cache.kept_answer import KeptAnswer, is_repeatable, is_whole, joined, name_of, packed, unpacked
+from gateway.cache.question import Question
+from gateway.cache.semantic_cache import SemanticCache
+from gateway.cache.similar_questions import Vector
 from gateway.gateway_metrics import GatewayMetrics
 
 
@@ -18,13 +21,21 @@ class AnswerCache:
     Args:
         store: place of the answers.
         metrics: count what is found there.
+        semantic: finds answers to questions that are alike; None: none are given.
     """
 
-    def __init__(self, store: AnswerStore, metrics: GatewayMetrics) -> None:
+    def __init__(self, store: AnswerStore, metrics: GatewayMetrics, semantic: SemanticCache | None = None) -> None:
         self._store, self._metrics = store, metrics
+        self.semantic = semantic
         self._releases: dict[str, int] = {}  # that answered last, by model
 
     async def find(self, name: str, model: str) -> KeptAnswer | None:
+        """Return a kept answer, and count the lookup; None: there is none, or another release answers now."""
+        found = await self.get(name, model)
+        self._metrics.note_lookup(model, is_hit=found is not None)
+        return found
+
+    async def get(self, name: str, model: str) -> KeptAnswer | None:
         """Return a kept answer; None: there is none, or another release answers now."""
         data = await self._store.get(name)
         found = None
@@ -33,7 +44,6 @@ class AnswerCache:
                 found = unpacked(data)
         if found is not None and found.release != self._releases.get(model, found.release):
             found = None
-        self._metrics.note_lookup(model, is_hit=found is not None)
         return found
 
     def note_release(self, model: str, release: int | None) -> None:
@@ -41,11 +51,13 @@ class AnswerCache:
         if release is not None:
             self._releases[model] = release
 
-    async def keep(self, name: str, answer: KeptAnswer) -> None:
-        """Keep an answer, unless it is too long."""
+    async def keep(self, name: str, answer: KeptAnswer) -> bool:
+        """Keep an answer, and return whether it is kept: not if it is too long."""
         data = packed(answer)
-        if len(data) <= MAX_ANSWER_BYTES:
-            await self._store.put(name, data)
+        if len(data) > MAX_ANSWER_BYTES:
+            return False
+        await self._store.put(name, data)
+        return True
 
 
 class CachedAnswerer:
@@ -53,10 +65,13 @@ class CachedAnswerer:
 
     Args:
         owner: a tenant, or a key; nobody gets the answers of another one.
+        semantic: finds answers to questions that are alike; None: not for this owner.
     """
 
-    def __init__(self, answerer: Answerer, cache: AnswerCache, *, owner: str) -> None:
-        self._answerer, self._cache, self._owner = answerer, cache, owner
+    def __init__(
+        self, answerer: Answerer, cache: AnswerCache, *, owner: str, semantic: SemanticCache | None = None
+    ) -> None:
+        self._answerer, self._cache, self._owner, self._semantic = answerer, cache, owner, semantic
 
     @property
     def name(self) -> str:
@@ -74,14 +89,29 @@ class CachedAnswerer:
             ApiError: the model cannot do what is asked.
         """
         attempt = self._answerer.attempt(asked, is_streaming=is_streaming)
-        return CachedAttempt(attempt, asked, self._cache, model=self.name, owner=self._owner)
+        return CachedAttempt(attempt, asked, self._cache, self._semantic, model=self.name, owner=self._owner)
 
 
 class CachedAttempt:
     """An attempt that a kept answer makes needless, where what is asked has one answer."""
 
-    def __init__(self, attempt: Attempt, asked: Asked, cache: AnswerCache, *, model: str, owner: str) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        asked: Asked,
+        cache: AnswerCache,
+        semantic: SemanticCache | None = None,
+        *,
+        model: str,
+        owner: str,
+    ) -> None:
         self._attempt, self._asked, self._cache, self._model = attempt, asked, cache, model
+        self._semantic = semantic
+        self._question: Question | None = None
+        self._vector: Vector | None = None
+        self.similarity: float | None = None
+        if semantic is not None:
+            self._question = semantic.question(asked, model=model, owner=owner)
         self._name: str | None = None
         if all(map(is_repeatable, asked.requests)):
             self._name = name_of(asked, model=model, owner=owner)
@@ -123,7 +153,7 @@ class CachedAttempt:
             ServingError: there was none, and the attempt has failed.
         """
         if self._name is not None:
-            self._kept = await self._cache.find(self._name, self._model)
+            self._kept = await self._cache.find(self._name, self._model) or await self._find_similar()
         if self._kept is not None:
             for piece in self._kept.pieces:
                 yield piece
@@ -138,7 +168,25 @@ class CachedAttempt:
                 yield piece
         if self._name is not None and self._may_be_kept(made):
             answer = KeptAnswer(joined(made), self.usage, self.finish_reason, self.release)
-            await self._cache.keep(self._name, answer)
+            if await self._cache.keep(self._name, answer):
+                self._remember(self._name)
+
+    async def _find_similar(self) -> KeptAnswer | None:
+        """Return the kept answer to a question that is alike; None: there is none."""
+        if self._semantic is None or self._question is None:
+            return None
+        before = await self._semantic.look_up(
+            self._question, model=self._model, find=lambda name: self._cache.get(name, self._model)
+        )
+        self._vector = before.vector
+        if before.found is None:
+            return None
+        self.similarity = before.found.similarity
+        return before.found.answer
+
+    def _remember(self, name: str) -> None:
+        if self._semantic is not None and self._question is not None and self._vector is not None:
+            self._semantic.remember(self._question, self._vector, name)
 
     def _may_be_kept(self, made: Sequence[Piece]) -> bool:
         # Draws that began anew at another server are not those of the seed.

@@ -66,7 +66,10 @@ class Chains:
         if self._cache is None:
             return answerer
         owner = f"tenant {caller.tenant}" if caller.tenant else f"key {caller.key_id}"
-        return CachedAnswerer(answerer, self._cache, owner=owner)
+        semantic = self._cache.semantic
+        if semantic is not None and not semantic.is_for(caller.tenant):
+            semantic = None
+        return CachedAnswerer(answerer, self._cache, owner=owner, semantic=semantic)
 
     def _answerer(self, step: FallbackStepSpec, caller: Caller, tenant: TenantSpec | None) -> Answerer | None:
         """Return what answers in a step; None: it is not for this caller."""

@@ -105,6 +105,7 @@ class ManagedAttempt:
         self._is_trial = False
 
     is_kept = has_moved = False
+    similarity: float | None = None
 
     @property
     def usage(self) -> Usage:

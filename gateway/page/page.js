@@ -35,7 +35,7 @@ async function begin() {
 
 /** Ask what the key may use, and show it. Throws ApiFailure. */
 async function enter() {
-  const names = (await get("v1/models")).data.map((model) => model.id);
+  const names = (await get("v1/models")).data.filter((model) => model.task !== "embedding").map((model) => model.id);
   chat.offer(names);
   compare.offer(names);
   isAdmin = await lookAtFigures();

@@ -6,12 +6,14 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
+from clients.embedding_messages import EmbeddingRequest, Embeddings
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from gateway.served_models import ServedModel
 from gateway.servers.choice import choose
 from gateway.servers.failures import NO_SERVER
 from gateway.servers.prefixes import numbers_of
 from gateway.servers.retry_budget import RetryBudget
+from gateway.servers.routed_call import embed_by_one
 from gateway.servers.routed_request import Budgets, Route, RoutedRequest
 from gateway.servers.server import Server
 from trireme.base.errors import AccessDenied, Unavailable
@@ -112,6 +114,24 @@ class ServerPool:
         numbers = numbers_of(request, session=session, tenant=request.tenant or "") if self._has_affinity else []
         route = Route(model, numbers, bool(session), deadline_s, self._silence_s)
         return RoutedRequest(request, route, self, self._budgets).chunks()
+
+    async def embed(self, request: EmbeddingRequest, *, model: ServedModel, deadline_s: float) -> Embeddings:
+        """Return the vectors of texts by an embedding model.
+
+        Args:
+            deadline_s: by the clock of the event loop.
+
+        Raises:
+            ServingError: as `AsyncTritonClient.embed`; `Unavailable` with the reason `no_server` where none is well.
+        """
+        if self._only is not None:
+            timeout_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
+            return await self._only.client.embed(request, model=model.triton_model, timeout_s=timeout_s)
+        for budget in self._budgets:
+            budget.note_request()
+        return await embed_by_one(
+            request, model=model.triton_model, servers=self, retries=self._budgets.retries, deadline_s=deadline_s
+        )
 
     def fit(self, model: str, tried: Sequence[Server]) -> list[Server]:
         """Return the servers that take requests for a model and were not tried."""

@@ -17,6 +17,7 @@ from ensemble_configs.spec.grpc_tls import grpc_tls_findings
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.doctor.release_check import refuse_unfit_releases
+from serving.engines.embedding.embedding_folder import vocab_size_of
 from serving.engines.providers import check_installed, start_of_release
 from serving.engines.seam.model_folder import check_max_seq_len, load_model_folder
 from serving.engines.tensorrt_llm.trtllm_start import refuse_second_llm
@@ -36,6 +37,8 @@ def check(spec: DeploymentSpec) -> None:
         SpecError: what is missing, and the next step.
     """
     check_releases(spec.releases)
+    for model in spec.embedding_models:
+        vocab_size_of(model)
     refuse_second_llm(spec.releases, os.environ)
     _check_kinds(spec)
     _check_certificates(spec.triton)

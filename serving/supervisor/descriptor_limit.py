@@ -20,7 +20,8 @@ _PLENTY = 65536  # the most to raise it to: a limit of a billion is slow for a p
 
 def needed_descriptors(spec: DeploymentSpec) -> int:
     """Return how many file descriptors tritonserver needs for a deployment without any client."""
-    num_adapters = sum(sum(adapter_counts(model).values()) for model in spec.models) + len(spec.extra_models)
+    num_adapters = sum(sum(adapter_counts(model).values()) for model in spec.models)
+    num_adapters += len(spec.embedding_models) + len(spec.extra_models)
     gpus = {gpu for release in spec.releases for gpu in release.gpus}
     return _OF_SERVER + _OF_CORE * (os.cpu_count() or 1) + _OF_ADAPTER * num_adapters + _OF_GPU * len(gpus)
 

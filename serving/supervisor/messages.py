@@ -26,8 +26,10 @@ def welcome(spec: DeploymentSpec, seconds: float) -> str:
     """Return the addresses of a ready server, and how to send it a request; `seconds` is what loading took."""
     triton = spec.triton
     names = [model.triton_prefix + step for model in spec.models for step in model.endpoints or ("tensorrt_llm",)]
-    names += [extra.name for extra in spec.extra_models]
-    models = f"  models   {', '.join(names)}\n" if len(spec.models) > 1 or spec.extra_models else ""
+    others = [embedding.name for embedding in spec.embedding_models]
+    others += [extra.name for extra in spec.extra_models]
+    names += others
+    models = f"  models   {', '.join(names)}\n" if len(spec.models) > 1 or others else ""
     texts = [model.triton_prefix + step for model in spec.models for step in model.endpoints]
     model = "" if texts[:1] == ["ensemble"] else f" --model {(texts or [''])[0]}"
     program = Path(sys.argv[0])

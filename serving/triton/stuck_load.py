@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from ensemble_configs.render.embedding_config import EMBEDDING_VERSION
 from ensemble_configs.render.model_configs import adapter_counts
 from ensemble_configs.spec.deployment import DeploymentSpec
 
@@ -26,7 +27,8 @@ class StuckLoad:
     """
 
     def __init__(self, spec: DeploymentSpec, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._awaited = sum(map(adapter_counts, spec.models), Counter[str]())
+        embeddings = Counter(f"{model.name}-{EMBEDDING_VERSION}" for model in spec.embedding_models)
+        self._awaited = sum(map(adapter_counts, spec.models), embeddings)
         self._is_told = not spec.extra_models
         self._run_dir = run_dir
         self._clock = clock

@@ -6,9 +6,12 @@ Plain data, as it comes out of a YAML file. Few endpoints each, because each is 
 
 from pathlib import Path
 
+from small_encoder import write_encoder
+
 Data = dict[str, object]
 
 _DEMO = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"
+ENCODER = "encoder"
 OPENVINO_DIR = str(_DEMO / "openvino" / "target")
 _TOKENIZER: Data = {"dir": str(_DEMO / "target")}
 _ENGINE: Data = {"provider": "simulated", "num_kv_blocks": 64}
@@ -30,11 +33,12 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 
 
 def write_own_models(folder: Path) -> Path:
-    """Write the models of the user's own that the bases name into the folder of the deployment; return `folder`."""
+    """Write the models that the bases name into the folder of the deployment; return `folder`."""
     for name in ("doubling", "other"):
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(OWN_CONFIG)
         (folder / name / "1" / "model.py").write_text(OWN_MODEL)
+    write_encoder(folder / ENCODER)
     return folder
 
 
@@ -63,6 +67,16 @@ BASES: dict[str, Data] = {
         "logs": {"format": "json", "requests": "failed"},
         "gateway": {
             "when_limits_are_away": "admit",
+            "answer_cache": {
+                "ttl_s": 120.0,
+                "semantic": {
+                    "embedding_model": "embed",
+                    "least_similarity": 0.97,
+                    "tenants": ["acme"],
+                    "max_questions": 1000,
+                    "wait_ms": 200.0,
+                },
+            },
             "aliases": {"gpt-4o": "flat"},
             "tenants": [{"name": "acme", "requests_per_minute": 60, "usd_per_day": 5.0}],
             "oidc": {
@@ -84,6 +98,25 @@ BASES: dict[str, Data] = {
             },
         },
         "price": {"input": 0.15, "output": 0.6, "cached_input": 0.075},
+        "embedding_models": [
+            {
+                "name": "embed",
+                "provider": "openvino",
+                "dir": ENCODER,
+                "pooling": "mean",
+                "is_normalized": True,
+                "is_truncatable": True,
+                "max_tokens": 48,
+                "prefix": "query: ",
+                "max_batch_size": 32,
+                "max_batch_tokens": 4096,
+                "batch_wait_ms": 2.0,
+                "max_queue_size": 100,
+                "execution_mode": "performance",
+                "num_threads": 2,
+                "price": {"input": 0.02},
+            }
+        ],
         "replicas": 2,
     },
     "limited": {

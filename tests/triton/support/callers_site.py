@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of four models behind a gateway with keys, for programs that call it as users of OpenAI's API do.
+"""A server of five models behind a gateway with keys, for programs that call it as users of OpenAI's API do.
 
 `demo` is the demo model on OpenVINO, and `maker` the same with a chat template that offers tools, which the model never
 calls by itself. `echo` says back the last message, and so calls the tool that the message calls.
-`slow` says 20 ms at a time for as long as it may.
+`slow` says 20 ms at a time for as long as it may. `embed` makes vectors of 16 values.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from gateway_process import GatewayProcess
 from running_server import PROJECT, RunningServer
+from small_encoder import MAX_POSITIONS, write_encoder
 
 from trireme.base.free_ports import free_ports
 
@@ -50,7 +51,10 @@ def write_deployment(folder: Path) -> str:
         {"name": "echo", "tokenizer": {"dir": echo}, "engine": simulated | {"step_ms": 1.0}},
         {"name": "slow", "tokenizer": {"dir": echo}, "engine": simulated | {"step_ms": 20.0}},
     ]
-    return yaml.safe_dump({"name": "callers", "models": [each | {"endpoints": ["ensemble"]} for each in models]})
+    write_encoder(folder / "encoder")
+    embed = {"name": "embed", "dir": str(folder / "encoder"), "pooling": "mean", "max_tokens": MAX_POSITIONS}
+    texts = [each | {"endpoints": ["ensemble"]} for each in models]
+    return yaml.safe_dump({"name": "callers", "models": texts, "embedding_models": [embed]})
 
 
 def _tokenizer(folder: Path, template: str) -> str:

@@ -52,11 +52,12 @@ def _packs_of(group: list[tuple[Mutation, DeploymentSpec]]) -> Iterator[Pack]:
     for mutation, spec in group:
         own = _renamed(spec, f"d{mutation.number}_")
         new = [model for model in own.models if _content(model, own) not in loaded]
-        size = sum(map(_num_processes, new)) + len(own.extra_models)
+        others = len(own.extra_models) + len(own.embedding_models)
+        size = sum(map(_num_processes, new)) + others
         if pack.num_processes + size > MAX_PROCESSES:
             yield pack
             pack, loaded = Pack(_none_of(spec)), {}
-            new, size = list(own.models), sum(map(_num_processes, own.models)) + len(own.extra_models)
+            new, size = list(own.models), sum(map(_num_processes, own.models)) + others
         loaded |= {_content(model, own): f"{model.triton_prefix}tensorrt_llm" for model in new}
         pack.asked[mutation] = loaded[_content(own.models[0], own)]
         pack.num_processes += size
@@ -64,6 +65,7 @@ def _packs_of(group: list[tuple[Mutation, DeploymentSpec]]) -> Iterator[Pack]:
             update={
                 "models": (*pack.spec.models, *new),
                 "extra_models": (*pack.spec.extra_models, *own.extra_models),
+                "embedding_models": (*pack.spec.embedding_models, *own.embedding_models),
                 "rate_limiter": (*pack.spec.rate_limiter, *own.rate_limiter),
             }
         )
@@ -87,7 +89,7 @@ def _shared_counts(spec: DeploymentSpec) -> list[tuple[str, int]]:
 
 
 def _none_of(spec: DeploymentSpec) -> DeploymentSpec:
-    return spec.model_copy(update={"models": (), "extra_models": (), "rate_limiter": ()})
+    return spec.model_copy(update={"models": (), "extra_models": (), "embedding_models": (), "rate_limiter": ()})
 
 
 def _num_processes(model: ModelSpec) -> int:
@@ -106,7 +108,10 @@ def _renamed(spec: DeploymentSpec, mark: str) -> DeploymentSpec:
     pools = tuple(pool.model_copy(update={"name": mark + pool.name}) for pool in spec.rate_limiter)
     models = tuple(_renamed_model(model, f"{mark}{number}_", mark) for number, model in enumerate(spec.models))
     extras = tuple(_renamed_extra(extra, mark) for extra in spec.extra_models)
-    return spec.model_copy(update={"models": models, "extra_models": extras, "rate_limiter": pools})
+    embeddings = tuple(each.model_copy(update={"name": mark + each.name}) for each in spec.embedding_models)
+    return spec.model_copy(
+        update={"models": models, "extra_models": extras, "embedding_models": embeddings, "rate_limiter": pools}
+    )
 
 
 def _renamed_model(model: ModelSpec, prefix: str, mark: str) -> ModelSpec:

@@ -4,7 +4,7 @@
 import itertools
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -69,6 +69,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         requests: that it had.
         is_ready: what it says of itself.
         model: that it says is ready.
+        whole: makes the answer of a request that is answered whole, or a text that it fails with.
     """
 
     def __init__(self, *script: Step) -> None:
@@ -77,6 +78,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.stream_metadata: list[dict[str, str]] = []  # of each stream
         self.is_ready = True
         self.model = "ensemble"
+        self.whole: Callable[[Any], Any] = lambda _request: "no answer is scripted"
         self.was_cancelled = threading.Event()  # a request was left before its script ended
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
@@ -97,6 +99,14 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     def ModelReady(self, request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
         """Say that one model is ready, and no other."""
         return service_pb2.ModelReadyResponse(ready=request.name == self.model)
+
+    def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
+        """Answer whole."""
+        self.requests.append(request)
+        answer = self.whole(request)
+        if isinstance(answer, str):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, answer)
+        return answer
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
         """Play the script."""

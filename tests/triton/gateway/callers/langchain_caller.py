@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from official_client import CALL, ROME, City
 from scenarios import Site, run_all
 
@@ -93,6 +93,16 @@ def a_tool_is_called_where_one_must_be(site: Site) -> None:
     assert isinstance(by_a_tool.invoke(QUESTION), City)
 
 
+def texts_become_vectors(site: Site) -> None:
+    # Without the switch it sends token ids of OpenAI's own tokenizer.
+    embeddings: Any = OpenAIEmbeddings(
+        model="embed", base_url=site.url, api_key=site.key, check_embedding_ctx_length=False, max_retries=0
+    )
+    hello, bye = embeddings.embed_documents(["hello", "bye"])
+    assert len(hello) == len(bye) == 16
+    assert all(abs(value - other) < 1e-6 for value, other in zip(hello, embeddings.embed_query("hello"), strict=True))
+
+
 if __name__ == "__main__":
     run_all(
         a_chat_is_answered,
@@ -103,4 +113,5 @@ if __name__ == "__main__":
         tools_are_called_and_answered_in_responses,
         answers_are_structured,
         a_tool_is_called_where_one_must_be,
+        texts_become_vectors,
     )

@@ -275,6 +275,17 @@ const scenarios = {
     assert.equal(asked.length, 1);
     parameters.parse(asked[0]);
   },
+
+  async texts_become_vectors() {
+    const client = clientOf();
+    const both = await client.embeddings.create({ model: "embed", input: ["hello", "bye"] });
+    const one = await client.embeddings.create({ model: "embed", input: "hello", encoding_format: "float" });
+    assert.deepEqual(both.data.map((each) => each.embedding.length), [16, 16]);
+    one.data[0].embedding.forEach((value, at) => assert.ok(Math.abs(value - both.data[0].embedding[at]) < 1e-6));
+    assert.ok(both.usage.total_tokens > one.usage.total_tokens);
+    const long = client.embeddings.create({ model: "embed", input: "b ".repeat(99) });
+    await assert.rejects(long, (error) => error.code === "context_length_exceeded" && error.param === "input");
+  },
 };
 
 const found = {};

@@ -363,6 +363,29 @@ def calls_are_made_where_there_must_be_some(site: Site) -> None:
         assert refused.param == "tool_choice"  # the engine without a model cannot guide
 
 
+def texts_become_vectors(site: Site) -> None:
+    with client_of(site) as client:
+        both = client.embeddings.create(model="embed", input=["hello", "bye"])  # as base64, of the client's own accord
+        one = client.embeddings.create(model="embed", input="hello", encoding_format="float")
+        assert [len(each.embedding) for each in both.data] == [16, 16]
+        pairs = zip(both.data[0].embedding, one.data[0].embedding, strict=True)
+        assert all(abs(value - other) < 1e-6 for value, other in pairs)
+        assert both.usage.total_tokens > one.usage.total_tokens > 0
+        refused = failing(
+            openai.BadRequestError, lambda: client.embeddings.create(model="embed", input=["hello", "b " * 99])
+        )
+        assert (refused.code, refused.param) == ("context_length_exceeded", "input")
+
+
+def texts_become_vectors_without_waiting(site: Site) -> None:
+    async def ask() -> Any:
+        async with AsyncOpenAI(base_url=site.url, api_key=site.key, max_retries=0) as client:
+            asked = (client.embeddings.create(model="embed", input=f"text {number}") for number in range(20))
+            return await asyncio.gather(*asked)
+
+    assert {len(answer.data[0].embedding) for answer in asyncio.run(ask())} == {16}
+
+
 if __name__ == "__main__":
     run_all(
         a_streamed_chat_is_the_whole_one,
@@ -383,4 +406,6 @@ if __name__ == "__main__":
         tools_are_called_and_answered,
         tools_are_called_in_responses,
         calls_are_made_where_there_must_be_some,
+        texts_become_vectors,
+        texts_become_vectors_without_waiting,
     )

@@ -19,7 +19,7 @@ from clients.access import Access, grpc_endpoint, is_grpc_url, redacted
 from clients.access_errors import refused_call, refused_connection
 from clients.access_options import with_access
 from clients.load.tools.perf_analyzer import tls_options
-from clients.streaming import _why_unwritten
+from clients.stream_call import why_unwritten
 from clients.tls_context import check_access, http_call
 from trireme.base.errors import AccessDenied, RequestError, SpecError
 
@@ -222,8 +222,8 @@ def test_a_request_that_could_not_be_written_is_told_by_a_small_call_with_the_sa
 
     key = (("authorization", "Bearer x"),)
     unwritten = error(grpc.StatusCode.INTERNAL, "Internal error from Core")
-    assert asyncio.run(_why_unwritten(unwritten, Stub(), key)) is refused
+    assert asyncio.run(why_unwritten(unwritten, Stub(), key)) is refused
     assert asked == [(True, key)]
     other = error(grpc.StatusCode.UNAVAILABLE, "failed to connect")
-    assert asyncio.run(_why_unwritten(other, Stub(), key)) is other
+    assert asyncio.run(why_unwritten(other, Stub(), key)) is other
     assert len(asked) == 1, "others are told already"

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from kserve_server import DIE, HANG, WAIT_S, KServeServer, response, story
 
-from clients import streaming
+from clients import stream_call
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
 from trireme.base.errors import (
     RequestCancelled,
@@ -98,7 +98,7 @@ def test_after_an_error_the_stream_is_let_end_and_not_cancelled() -> None:
 
 
 def test_an_error_is_not_kept_from_the_caller_by_a_stream_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_END_S", 0.05)
+    monkeypatch.setattr(stream_call, "_END_S", 0.05)
     with KServeServer("[INVALID_ARG field=top_p] top_p is wrong", HANG) as server:
         with pytest.raises(RequestError, match="top_p is wrong"):
             read_all(server)

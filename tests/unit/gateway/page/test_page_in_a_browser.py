@@ -15,6 +15,7 @@ from kserve_server import DIE, HANG, KServeServer, Step, response, story
 from metrics_page import metrics_page
 from page_tab import ANSWER, PageTab
 from running_gateway import RunningGateway
+from scripted_embeddings import embedding_model
 
 from clients.openai_api.tool_calls.reader_choice import Style
 from clients.rollout.records.rollout_plan import Plan
@@ -490,3 +491,11 @@ def test_the_keyboard_alone_reaches_everything_in_the_order_in_which_it_is_seen(
             assert outline, met
         assert met[:6] == ["Chat", "Compare", "Live", "message", "new-chat", "send"]
         assert met[6:] == ["Options", "model", "release", "temperature", "max_tokens", "seed", "system", "tools"]
+
+
+def test_a_model_that_makes_embeddings_is_offered_nowhere(tmp_path: Path) -> None:
+    with Site(tmp_path, *story(), models=(embedding_model(), DEMO)) as tab:
+        tab.wait_for_view("chat")
+        for view in ("chat-options", "left"):
+            found = tab.run(f"[...document.querySelectorAll('#{view} option')].map((each) => each.value)")
+            assert found == ["demo"]

@@ -13,6 +13,7 @@ from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.memory_need import memory_need_bytes
 from ensemble_configs.releases.release_manifest import load_manifest
 from ensemble_configs.spec.deployment import DeploymentSpec, override_triton
+from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
@@ -118,6 +119,12 @@ def test_a_model_of_the_users_own_for_a_gpu_needs_one(tmp_path: Path, monkeypatc
     with pytest.raises(SpecError, match="extra_models: embed has the kind KIND_GPU, and there is no GPU here"):
         check(spec().model_copy(update={"extra_models": (extra,)}))
     check(spec().model_copy(update={"extra_models": (extra.model_copy(update={"kind": "KIND_CPU"}),)}))
+
+
+def test_an_embedding_model_that_is_not_there_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    model = EmbeddingModelSpec(name="embed", dir=tmp_path / "minilm", pooling="mean")
+    with pytest.raises(SpecError, match=r"embedding_models.embed.dir: .*minilm has no openvino_model.xml"):
+        check(spec().model_copy(update={"embedding_models": (model,)}))
 
 
 @pytest.mark.parametrize("name", PORTS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from serving.supervisor.descriptor_limit import needed_descriptors
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,8 @@ def test_what_is_needed_grows_with_the_models_and_the_cores(
     assert needed_descriptors(spec) == 64 + 2 * 2 + 4 * 5  # 70 were counted
     more = spec.model_copy(update={"models": (spec.model, spec.model)})
     assert needed_descriptors(more) == 64 + 2 * 2 + 4 * 10
+    embedding = EmbeddingModelSpec(name="embed", dir=Path("/models/embed"), pooling="mean")
+    assert needed_descriptors(spec.model_copy(update={"embedding_models": (embedding,)})) == 64 + 2 * 2 + 4 * 6
     monkeypatch.setattr(os, "cpu_count", lambda: 100)
     assert needed_descriptors(spec) == 64 + 2 * 100 + 4 * 5
 

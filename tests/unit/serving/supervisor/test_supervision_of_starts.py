@@ -214,6 +214,21 @@ def test_all_processes_of_a_model_and_of_a_candidate_are_waited_for(tmp_path: Pa
     assert load.is_stuck()
 
 
+def test_an_embedding_model_is_waited_for(tmp_path: Path) -> None:
+    clock = Clock()
+    embedding = {"name": "embed", "dir": "/models/embed", "pooling": "mean"}
+    load = StuckLoad(deployment(embedding_models=[embedding]), tmp_path, clock)
+    for name in STABLE:
+        (tmp_path / f"{name}-abcd.sock").touch()
+    assert not load.is_stuck()
+    clock.now_s += 2 * STUCK_S
+    assert not load.is_stuck(), "the embedding model is still loading"
+    (tmp_path / "embed-1-abcd.sock").touch()
+    assert not load.is_stuck()
+    clock.now_s += 2 * STUCK_S
+    assert load.is_stuck()
+
+
 def test_nothing_is_said_of_a_server_that_also_loads_models_of_the_user(tmp_path: Path) -> None:
     clock = Clock()
     model = tmp_path / "mine"
