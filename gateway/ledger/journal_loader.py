@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,11 @@ import msgspec
 from gateway.ledger.journal_place import JournalPlace
 from gateway.ledger.ledger_row import LedgerRow, unsettled
 from gateway.ledger.request_journal import SUFFIX
+from trireme.base.durable_files import draft_of
 
 _MAX_READ_BYTES = 1 << 20
 _LOCK = "loader.lock"
+_DRAFT_S = 60.0  # a process names its file at once; one that was stopped meanwhile keeps its rows in memory
 _DECODER = msgspec.json.Decoder(LedgerRow)
 _log = logging.getLogger("trireme.gateway")
 
@@ -85,6 +88,7 @@ class JournalLoader:
         """
         if not self._is_our_turn():
             return
+        self._remove_drafts()
         for path in self._files():
             while self._load_part(path):
                 pass
@@ -97,6 +101,13 @@ class JournalLoader:
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob(f"*{SUFFIX}"))
+
+    def _remove_drafts(self) -> None:
+        """Remove files that a process was killed before it could name; nothing was ever written to them."""
+        for draft in self._folder.glob(draft_of(self._folder / f"*{SUFFIX}").name):
+            with contextlib.suppress(FileNotFoundError):  # it has its name now
+                if time.time() - draft.stat().st_mtime > _DRAFT_S:
+                    draft.unlink()
 
     def _place(self, path: Path) -> _Place:
         if path.name not in self._places:

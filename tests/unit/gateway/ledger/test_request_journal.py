@@ -201,3 +201,49 @@ def test_a_file_that_a_killed_loader_could_not_remove_is_not_loaded_again(
     assert kept.ends == [("a", "stop"), ("b", UNSETTLED)]
     assert list(tmp_path.glob("*.jsonl")) == []
     assert kept.places == {}
+
+
+KILLED_BEFORE_ITS_NAME = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_request_journal import RequestJournal, begun
+Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+RequestJournal(Path(sys.argv[1])).begin(begun("a"))
+"""
+
+
+def test_a_draft_that_a_killed_process_left_is_removed_and_one_of_this_moment_is_not(tmp_path: Path) -> None:
+    paths = [str(Path(__file__).parent), *sys.path]
+    killed = subprocess.run([sys.executable, "-c", KILLED_BEFORE_ITS_NAME, str(tmp_path), *paths], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [draft] = tmp_path.iterdir()
+    assert draft.suffix == ".draft"
+    kept = Kept()
+    loader = JournalLoader(tmp_path, kept)
+    loader.load()
+    assert draft.exists()  # it may be that of a process that is about to name it
+    os.utime(draft, (draft.stat().st_atime, draft.stat().st_mtime - 120))
+    RequestJournal(tmp_path).begin(begun("b")).end(ended("b"))
+    loader.load()
+    assert not draft.exists()
+    assert kept.ends == [("b", "stop")]
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".jsonl"} == {"loader.lock"}
+
+
+def test_a_draft_that_was_taken_from_its_process_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
+    def taken(draft: Path, path: Path) -> Path:
+        draft.unlink()  # the process was stopped for a minute
+        return replace(draft, path)
+
+    journal = RequestJournal(tmp_path)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Path, "replace", taken)
+        with pytest.raises(FileNotFoundError):  # the ledger keeps the row in memory then
+            journal.begin(begun("a"))
+    journal.begin(begun("b")).end(ended("b"))
+    kept = Kept()
+    JournalLoader(tmp_path, kept).load()
+    assert kept.ends == [("b", "stop")]
