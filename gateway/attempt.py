@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -12,9 +12,10 @@ import msgspec
 from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
 from clients.openai_api.asked import Asked
 from ensemble_configs.spec.release_spec import TokenizerSpec
-from gateway.generation import Generation
+from gateway.generation import Chunks, Generation
 from gateway.served_models import ServedModel
 from serving.text.token_texts import TokenTexts
+from trireme.base.errors import RequestError
 
 Pieces = AsyncGenerator[Piece, None]
 
@@ -119,17 +120,31 @@ class ModelAnswerer:
         }
         if not self._model.has_admission:
             changes |= {"tenant": None}
-        if asked.tool_choice is not None and (guide := self._model.guide(asked)) is not None:
-            changes |= {"guided_decoding_guide_type": guide.guide_type, "guided_decoding_guide": guide.guide}
-        requests = tuple(msgspec.structs.replace(request, **changes) for request in asked.requests)
-        return ModelAttempt(msgspec.structs.replace(asked, requests=requests), self._model, self._generation)
+        found, unguided = _with(asked, changes), None
+        if (guide := self._model.guide(asked)) is not None:
+            unguided = found if asked.tool_choice is None else None
+            changes = {"guided_decoding_guide_type": guide.guide_type, "guided_decoding_guide": guide.guide}
+            found = _with(found, changes)
+        return ModelAttempt(found, self._model, self._generation, unguided=unguided)
+
+
+def _with(asked: Asked, changes: Mapping[str, object]) -> Asked:
+    """Return what is asked with requests that differ in some fields."""
+    requests = tuple(msgspec.structs.replace(request, **changes) for request in asked.requests)
+    return msgspec.structs.replace(asked, requests=requests)
 
 
 class ModelAttempt:
-    """An attempt by a model of the deployment."""
+    """An attempt by a model of the deployment.
 
-    def __init__(self, asked: Asked, model: ServedModel, generation: Generation) -> None:
-        self._asked, self._model, self._generation = asked, model, generation
+    Args:
+        unguided: the same without a guide, for an engine that has none; None: it is asked as it is, or not at all.
+    """
+
+    def __init__(
+        self, asked: Asked, model: ServedModel, generation: Generation, *, unguided: Asked | None = None
+    ) -> None:
+        self._asked, self._model, self._generation, self._unguided = asked, model, generation, unguided
         self._token_texts: TokenTexts | None = None
         self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)], self._bytes_of)
 
@@ -164,11 +179,30 @@ class ModelAttempt:
         """
         if self._asked.log_probs and self._model.tokenizer is not None:
             self._token_texts = await asyncio.to_thread(_token_texts, self._model.tokenizer)
-        answer = self._generation.chunks(self._asked, self._model, deadline_s=deadline_s)
+        is_sure = self._unguided is None
+        answer = self._asked_for(self._asked, deadline_s) if is_sure else self._guided_chunks(deadline_s)
         async with contextlib.aclosing(answer) as chunks:
             async for index, chunk in chunks:
                 self.has_moved = self.has_moved or chunk.has_moved
                 yield self._deltas.of(index, chunk)
+
+    async def _guided_chunks(self, deadline_s: float) -> Chunks:
+        """Yield the chunks of a guided answer; of an engine that takes no guides at all, of an unguided one."""
+        try:
+            async with contextlib.aclosing(self._asked_for(self._asked, deadline_s)) as chunks:
+                async for found in chunks:
+                    yield found
+        except RequestError as exc:
+            if self._unguided is None or exc.facts.get("field") != "guided_decoding_guide_type":
+                raise
+        else:
+            return
+        async with contextlib.aclosing(self._asked_for(self._unguided, deadline_s)) as chunks:
+            async for found in chunks:
+                yield found
+
+    def _asked_for(self, asked: Asked, deadline_s: float) -> Chunks:
+        return self._generation.chunks(asked, self._model, deadline_s=deadline_s)
 
     def _bytes_of(self, token_id: int) -> bytes:
         return b"" if self._token_texts is None else self._token_texts.bytes_of(token_id)
