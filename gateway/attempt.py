@@ -3,7 +3,6 @@
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
@@ -11,9 +10,11 @@ import msgspec
 
 from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
 from clients.openai_api.asked import Asked
-from ensemble_configs.spec.release_spec import TokenizerSpec
 from gateway.generation import Chunks, Generation
 from gateway.served_models import ServedModel
+from gateway.tokens.loaded_tokenizers import text_decoder, token_texts
+from gateway.tokens.stop_sequence import StopSequence, tells_stop_sequence
+from serving.text.detokenization import TextDecoder
 from serving.text.token_texts import TokenTexts
 from trireme.base.errors import RequestError
 
@@ -120,6 +121,8 @@ class ModelAnswerer:
         }
         if not self._model.has_admission:
             changes |= {"tenant": None}
+        if tells_stop_sequence(asked) and self._model.tokenizer is not None:
+            changes |= {"return_token_ids": True}
         found, unguided = _with(asked, changes), None
         if (guide := self._model.guide(asked)) is not None:
             unguided = found if asked.tool_choice is None else None
@@ -178,13 +181,22 @@ class ModelAttempt:
             ServingError: one of the requests failed; the others are cancelled.
         """
         if self._asked.log_probs and self._model.tokenizer is not None:
-            self._token_texts = await asyncio.to_thread(_token_texts, self._model.tokenizer)
+            self._token_texts = await asyncio.to_thread(token_texts, self._model.tokenizer)
+        decoder: TextDecoder | None = None
+        if tells_stop_sequence(self._asked) and self._model.tokenizer is not None:
+            decoder = await asyncio.to_thread(text_decoder, self._model.tokenizer)
+        stop: StopSequence | None = None
         is_sure = self._unguided is None
         answer = self._asked_for(self._asked, deadline_s) if is_sure else self._guided_chunks(deadline_s)
         async with contextlib.aclosing(answer) as chunks:
             async for index, chunk in chunks:
                 self.has_moved = self.has_moved or chunk.has_moved
-                yield self._deltas.of(index, chunk)
+                piece = self._deltas.of(index, chunk)
+                if decoder is not None:
+                    # Not before a chunk has come: the server refuses strings that are none.
+                    stop = stop or StopSequence(decoder, self._asked.requests[0].stop_words or ())
+                    piece = piece._replace(stop_string=stop.of(chunk))
+                yield piece
 
     async def _guided_chunks(self, deadline_s: float) -> Chunks:
         """Yield the chunks of a guided answer; of an engine that takes no guides at all, of an unguided one."""
@@ -206,9 +218,3 @@ class ModelAttempt:
 
     def _bytes_of(self, token_id: int) -> bytes:
         return b"" if self._token_texts is None else self._token_texts.bytes_of(token_id)
-
-
-@functools.lru_cache(maxsize=16)
-def _token_texts(spec: TokenizerSpec) -> TokenTexts:
-    """Return the texts of a tokenizer's tokens: a second's work for a large one, so by whoever is the first to ask."""
-    return TokenTexts(spec)
