@@ -3,18 +3,20 @@
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 import msgspec
 
 from clients.openai_api.answer_deltas import AnswerDeltas, Piece, Usage
 from clients.openai_api.asked import Asked
-from ensemble_configs.spec.release_spec import TokenizerSpec
-from gateway.generation import Generation
+from gateway.generation import Chunks, Generation
 from gateway.served_models import ServedModel
+from gateway.tokens.loaded_tokenizers import text_decoder, token_texts
+from gateway.tokens.stop_sequence import StopSequence, tells_stop_sequence
+from serving.text.detokenization import TextDecoder
 from serving.text.token_texts import TokenTexts
+from trireme.base.errors import RequestError
 
 Pieces = AsyncGenerator[Piece, None]
 
@@ -124,17 +126,33 @@ class ModelAnswerer:
         }
         if not self._model.has_admission:
             changes |= {"tenant": None}
-        if asked.tool_choice is not None and (guide := self._model.guide(asked)) is not None:
-            changes |= {"guided_decoding_guide_type": guide.guide_type, "guided_decoding_guide": guide.guide}
-        requests = tuple(msgspec.structs.replace(request, **changes) for request in asked.requests)
-        return ModelAttempt(msgspec.structs.replace(asked, requests=requests), self._model, self._generation)
+        if tells_stop_sequence(asked) and self._model.tokenizer is not None:
+            changes |= {"return_token_ids": True}
+        found, unguided = _with(asked, changes), None
+        if (guide := self._model.guide(asked)) is not None:
+            unguided = found if asked.tool_choice is None else None
+            changes = {"guided_decoding_guide_type": guide.guide_type, "guided_decoding_guide": guide.guide}
+            found = _with(found, changes)
+        return ModelAttempt(found, self._model, self._generation, unguided=unguided)
+
+
+def _with(asked: Asked, changes: Mapping[str, object]) -> Asked:
+    """Return what is asked with requests that differ in some fields."""
+    requests = tuple(msgspec.structs.replace(request, **changes) for request in asked.requests)
+    return msgspec.structs.replace(asked, requests=requests)
 
 
 class ModelAttempt:
-    """An attempt by a model of the deployment."""
+    """An attempt by a model of the deployment.
 
-    def __init__(self, asked: Asked, model: ServedModel, generation: Generation) -> None:
-        self._asked, self._model, self._generation = asked, model, generation
+    Args:
+        unguided: the same without a guide, for an engine that has none; None: it is asked as it is, or not at all.
+    """
+
+    def __init__(
+        self, asked: Asked, model: ServedModel, generation: Generation, *, unguided: Asked | None = None
+    ) -> None:
+        self._asked, self._model, self._generation, self._unguided = asked, model, generation, unguided
         self._token_texts: TokenTexts | None = None
         self._deltas = AnswerDeltas(asked, [model.reader(asked) for _ in range(asked.num_choices)], self._bytes_of)
 
@@ -169,18 +187,40 @@ class ModelAttempt:
             ServingError: one of the requests failed; the others are cancelled.
         """
         if self._asked.log_probs and self._model.tokenizer is not None:
-            self._token_texts = await asyncio.to_thread(_token_texts, self._model.tokenizer)
-        answer = self._generation.chunks(self._asked, self._model, deadline_s=deadline_s)
+            self._token_texts = await asyncio.to_thread(token_texts, self._model.tokenizer)
+        decoder: TextDecoder | None = None
+        if tells_stop_sequence(self._asked) and self._model.tokenizer is not None:
+            decoder = await asyncio.to_thread(text_decoder, self._model.tokenizer)
+        stop: StopSequence | None = None
+        is_sure = self._unguided is None
+        answer = self._asked_for(self._asked, deadline_s) if is_sure else self._guided_chunks(deadline_s)
         async with contextlib.aclosing(answer) as chunks:
             async for index, chunk in chunks:
                 self.has_moved = self.has_moved or chunk.has_moved
-                yield self._deltas.of(index, chunk)
+                piece = self._deltas.of(index, chunk)
+                if decoder is not None:
+                    # Not before a chunk has come: the server refuses strings that are none.
+                    stop = stop or StopSequence(decoder, self._asked.requests[0].stop_words or ())
+                    piece = piece._replace(stop_string=stop.of(chunk))
+                yield piece
+
+    async def _guided_chunks(self, deadline_s: float) -> Chunks:
+        """Yield the chunks of a guided answer; of an engine that takes no guides at all, of an unguided one."""
+        try:
+            async with contextlib.aclosing(self._asked_for(self._asked, deadline_s)) as chunks:
+                async for found in chunks:
+                    yield found
+        except RequestError as exc:
+            if self._unguided is None or exc.facts.get("field") != "guided_decoding_guide_type":
+                raise
+        else:
+            return
+        async with contextlib.aclosing(self._asked_for(self._unguided, deadline_s)) as chunks:
+            async for found in chunks:
+                yield found
+
+    def _asked_for(self, asked: Asked, deadline_s: float) -> Chunks:
+        return self._generation.chunks(asked, self._model, deadline_s=deadline_s)
 
     def _bytes_of(self, token_id: int) -> bytes:
         return b"" if self._token_texts is None else self._token_texts.bytes_of(token_id)
-
-
-@functools.lru_cache(maxsize=16)
-def _token_texts(spec: TokenizerSpec) -> TokenTexts:
-    """Return the texts of a tokenizer's tokens: a second's work for a large one, so by whoever is the first to ask."""
-    return TokenTexts(spec)

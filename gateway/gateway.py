@@ -51,6 +51,7 @@ from gateway.servers.server_names import NamedServers, is_server_name, read_serv
 from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess
+from trireme.base.renewed_certificate import RenewedCertificate
 from trireme.base.store_place import StorePlace
 
 if TYPE_CHECKING:
@@ -144,12 +145,12 @@ class Gateway:
                     field="token_file",
                 )
             check_oidc(rules.oidc)
-        self._tls = access.tls()
+        self._certificate = RenewedCertificate(access)
 
     @property
     def is_tls(self) -> bool:
         """Return whether callers connect by TLS."""
-        return self._tls is not None
+        return self._certificate.context is not None
 
     async def serve(self, listener: socket.socket, *, stop: asyncio.Event) -> None:
         """Answer requests until `stop` is set, and those that run then to their end or `exit_timeout_s`.
@@ -195,7 +196,7 @@ class Gateway:
                 max_body_bytes=self._limits.max_body_bytes,
                 max_connections=self._limits.max_connections,
             )
-            await server.serve(listener, tls=self._tls, stop=stop)
+            await server.serve(listener, certificate=self._certificate, stop=stop)
             health.is_stopping = True
             await sockets.close()
             await server.finish(self._limits.exit_timeout_s)

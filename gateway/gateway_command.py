@@ -15,12 +15,14 @@ import typer
 from clients.access import Access
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.gateway_spec import LedgerRetentionSpec
 from gateway.access.key_book import GRACE_S, LEAST_GRACE_S
 from gateway.access.open_keys import open_keys
 from gateway.access.session_key import session_key
 from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger, journal_of
 from gateway.ledger.open_ledger import open_ledger
+from gateway.ledger.retention import Retention
 from gateway.live.rollout_state import ROLLOUTS_OPTION
 from gateway.redis_place import RedisPlace
 from gateway.served_models import models_of
@@ -198,7 +200,7 @@ def serve(
     journal = ledger_journal or Path("build") / spec.name / "ledger_journal"
     with (
         contextlib.nullcontext() if keys is None else open_keys(keys) as store,
-        _ledger(ledger, journal) as written,
+        _ledger(ledger, journal, spec.gateway.ledger_retention) as written,
     ):
         gateway = Gateway(
             models,
@@ -236,11 +238,15 @@ def serve(
 
 
 @contextlib.contextmanager
-def _ledger(place: str | None, journal: Path) -> Iterator[Ledger | None]:
+def _ledger(place: str | None, journal: Path, retention: LedgerRetentionSpec | None) -> Iterator[Ledger | None]:
     if place is None:
         yield None
         return
-    with open_ledger(place) as store, Ledger(store, journal_of(journal, store.place)) as ledger:
+    with (
+        open_ledger(place) as store,
+        contextlib.nullcontext() if retention is None else Retention(store, retention),
+        Ledger(store, journal_of(journal, store.place)) as ledger,
+    ):
         yield ledger
 
 

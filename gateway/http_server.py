@@ -5,7 +5,6 @@ import asyncio
 import logging
 import re
 import socket
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import ServingError
 from trireme.base.http_body import body_of
 from trireme.base.http_connections import PatientServer
+from trireme.base.renewed_certificate import RenewedCertificate
 
 _BACKLOG = 1024
 _LARGE_AT_ONCE = 8  # bodies of the largest size that may be on their way
@@ -71,14 +71,14 @@ class HttpServer:
         self._server = PatientServer(self._answer, max_connections, max_field_bytes=_FIELD_BYTES)
         self._num_running = 0
 
-    async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None, stop: asyncio.Event) -> None:
+    async def serve(self, listener: socket.socket, *, certificate: RenewedCertificate, stop: asyncio.Event) -> None:
         """Answer requests until `stop` is set; the listening socket is closed then, and running requests go on."""
-        loop = asyncio.get_running_loop()
+        loop, tls = asyncio.get_running_loop(), certificate.context
         handshake_s = None if tls is None else _HANDSHAKE_S
         server = await loop.create_server(
             self._server.connection, sock=listener, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
         )
-        ticking = asyncio.create_task(self._tick())
+        ticking = asyncio.create_task(self._tick(certificate))
         await stop.wait()
         server.close()
         ticking.cancel()
@@ -140,7 +140,8 @@ class HttpServer:
         self._metrics.note_error(error.code)
         return error_answer_for(request, error)
 
-    async def _tick(self) -> None:
+    async def _tick(self, certificate: RenewedCertificate) -> None:
         while True:
             await asyncio.sleep(1)
             self._server.tick(time.monotonic())
+            certificate.renew()

@@ -6,18 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clients.infer_messages import PINNING_MODEL
+from clients.infer_messages import PINNING_MODEL, GenerateRequest
 from clients.openai_api.answer_deltas import Usage
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.answer_reader import AnswerReader
-from clients.openai_api.tool_calls.call_guide import Guide, call_guide
+from clients.openai_api.tool_calls.call_guide import Guide, call_guide, strict_guide
 from clients.openai_api.tool_calls.deltas import DeltaReader
 from clients.openai_api.tool_calls.reader_choice import Style, call_reader, style_of
 from clients.openai_api.tool_calls.reasoning import END, ReasoningReader, begins_inside
 from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from ensemble_configs.spec.gateway_spec import TierSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
 from ensemble_configs.spec.model_spec import ModelSpec
@@ -48,6 +51,7 @@ class ServedModel(NamedTuple):
         pinning_model: Triton's name of the model that serves the release which a request names; "": there is none.
         release: that answers, and no other; None: the server says which.
         embedding: of a model that makes embeddings; None: the model writes text.
+        guides_calls: the engine may hold calls to their schemas once they have begun.
     """
 
     name: str
@@ -63,6 +67,7 @@ class ServedModel(NamedTuple):
     is_decoupled: bool = True
     release: int | None = None
     embedding: EmbeddingModelSpec | None = None
+    guides_calls: bool = False
 
     def on(self, release: int) -> "ServedModel":
         """Return the model as one of its releases.
@@ -84,16 +89,22 @@ class ServedModel(NamedTuple):
         return cost_nano_usd(self.price, usage)
 
     def guide(self, asked: Asked) -> Guide | None:
-        """Return the guide of an answer that must be calls of tools; None: the model writes calls in no known style."""
+        """Return the guide of an answer that must be calls of tools, or whose calls must fit.
+
+        None: it need not be guided, or the model writes calls in no known style.
+        """
         if self.tool_style is None:
             return None
-        return call_guide(
-            self.tool_style,
-            asked.tools,
-            is_single=asked.max_calls == 1,
-            is_reasoning=self.is_reasoning,
-            begins_inside=self.begins_inside,
-        )
+        how = {
+            "is_single": asked.max_calls == 1,
+            "is_reasoning": self.is_reasoning,
+            "begins_inside": self.begins_inside,
+        }
+        if asked.tool_choice is not None:
+            return call_guide(self.tool_style, asked.tools, **how)
+        if not asked.strict_tools or not self.guides_calls or any(map(_goes_with_no_guide, asked.requests)):
+            return None
+        return strict_guide(self.tool_style, asked.tools, asked.strict_tools, **how)
 
     def reader(self, asked: Asked) -> AnswerReader:
         """Return the reader of one answer.
@@ -219,6 +230,11 @@ class ServedModels:
         return model.on(_number_of(release)) if mark else model
 
 
+def _goes_with_no_guide(request: GenerateRequest) -> bool:
+    """Return whether a request has a guide, or says of its end what no guide of ours knows."""
+    return request.guided_decoding_guide_type is not None or bool(request.min_tokens) or request.end_id is not None
+
+
 def _number_of(release: str) -> int:
     if re.fullmatch(r"[0-9]{1,9}", release) and int(release) > 0:
         return int(release)
@@ -227,6 +243,13 @@ def _number_of(release: str) -> int:
         code="invalid_value",
         param="model",
     )
+
+
+def _guides_calls(engine: EngineSpec) -> bool:
+    """Return whether an engine takes structural tags; one that lacks a file for them says so when it is asked."""
+    if isinstance(engine, PyTorchEngineSpec):
+        return engine.guided_decoding_backend == "xgrammar"
+    return isinstance(engine, OpenVinoEngineSpec)
 
 
 def models_of(deployment: DeploymentSpec) -> ServedModels:
@@ -269,6 +292,7 @@ def _served(model: ModelSpec, deployment: str) -> ServedModel:
         pinning_model=model.triton_prefix + PINNING_MODEL if is_pinning else "",
         tokenizer=model.tokenizer,
         is_decoupled=model.decoupled,
+        guides_calls=_guides_calls(model.engine),
     )
     try:
         template = load_chat_template(model.tokenizer.dir)

@@ -32,7 +32,8 @@ class MessageEvents:
     """
 
     def __init__(self, asked: Asked, *, answer_id: str, model: str, usage: Usage) -> None:
-        self._stop_words = asked.requests[0].stop_words or ()
+        words = asked.requests[0].stop_words or ()
+        self._stop_sequence = words[0] if len(words) == 1 else ""  # of several, a piece says which one it was
         self._finish_reason: str | None = None
         self._text: list[str] = []  # of the block that is written
         self.message: dict[str, Any] = {
@@ -55,6 +56,7 @@ class MessageEvents:
     def piece(self, piece: Piece) -> bytes:
         """Return the events of a piece."""
         self._finish_reason = piece.finish_reason or self._finish_reason
+        self._stop_sequence = piece.stop_string or self._stop_sequence
         return b"".join(event for delta in piece.deltas for event in self._delta(delta))
 
     def end(self, usage: Usage) -> bytes:
@@ -67,8 +69,8 @@ class MessageEvents:
             raise ServerError("the server ended an answer without saying why (finish_reason)")
         events = b"".join(self._close())
         reason = _STOP_REASONS.get(self._finish_reason, self._finish_reason)
-        is_told = reason == "stop_sequence" and len(self._stop_words) == 1  # of several, nobody says which one it was
-        ended = {"stop_reason": reason, "stop_sequence": self._stop_words[0] if is_told else None}
+        is_told = reason == "stop_sequence" and self._stop_sequence
+        ended = {"stop_reason": reason, "stop_sequence": self._stop_sequence if is_told else None}
         self.message |= {**ended, "usage": _usage(usage)}
         return events + _event("message_delta", delta=ended, usage=_usage(usage)) + _event("message_stop")
 

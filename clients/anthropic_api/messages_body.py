@@ -127,9 +127,10 @@ def message_request_of(body: Mapping[str, Any], *, base: GenerateRequest) -> Ask
         model=parsed.model,
         is_streaming=bool(parsed.stream),
         tools=tools.callable,
+        strict_tools=tools.strict,
         max_calls=tools.max_calls(are_parallel=not (choice is not None and choice.disable_parallel_tool_use)),
         tool_choice=tools.forced,
-        guide_param=PARAM if tools.must_call else _FORMAT,
+        guide_param=tools.guide_param("text" if wanted is None else wanted.type, param=_FORMAT),
     )
 
 

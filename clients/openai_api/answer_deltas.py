@@ -50,12 +50,14 @@ class Piece(NamedTuple):
         finish_reason: OpenAI's word for why the choice ends with this piece, or `stop_string` where the endpoint tells
             that apart; None: it goes on.
         log_probs: of the tokens that have come, where they were asked for.
+        stop_string: the one of several that ends the choice; "": none does, or nobody knows which.
     """
 
     choice: int
     deltas: list[Delta]
     finish_reason: str | None
     log_probs: tuple[TokenLogProb, ...] = ()
+    stop_string: str = ""
 
 
 class AnswerDeltas:

@@ -27,6 +27,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         model: as the body names it; None: it names none.
         includes_usage: a stream ends with the tokens that it took.
         tools: that the model may call.
+        strict_tools: names of those whose arguments must fit their schemas.
         max_calls: of them; None: any number.
         tool_choice: as chats have it, where the answer must be calls; None: it need not.
         prefixes: texts before the answers, one for each request; empty: none.
@@ -43,6 +44,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     is_streaming: bool = False
     includes_usage: bool = False
     tools: CallableTools = {}
+    strict_tools: frozenset[str] = frozenset()
     max_calls: int | None = None
     tool_choice: Any = None
     prefixes: tuple[str, ...] = ()

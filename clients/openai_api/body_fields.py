@@ -38,6 +38,12 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # padding against eavesdroppers who measure events: there is none
+    continuous_usage_stats: bool | None = None  # vLLM's
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say."""
+        if self.continuous_usage_stats:
+            raise ValueError("continuous_usage_stats must be false: the usage of a stream comes with its end")
 
 
 class Common(msgspec.Struct, kw_only=True):

@@ -22,7 +22,7 @@ from clients.openai_api.body_fields import (
     read_fields,
     sampling_of,
 )
-from clients.openai_api.offered_tools import PARAM, ToolChoice, offered_tools
+from clients.openai_api.offered_tools import ToolChoice, offered_tools
 from ensemble_configs.chat.chat_messages import ChatMessage, Tools, without_nulls
 
 COMPLETION_TOKENS = 16  # OpenAI's default
@@ -147,9 +147,10 @@ def _of_chat(parsed: ChatBody, base: GenerateRequest, chat_tokens: int) -> Asked
     return msgspec.structs.replace(
         asked,
         tools=tools.callable,
+        strict_tools=tools.strict,
         max_calls=tools.max_calls(are_parallel=parsed.parallel_tool_calls),
         tool_choice=tools.forced,
-        guide_param=PARAM if tools.must_call else asked.guide_param,
+        guide_param=tools.guide_param(wanted.type, param=asked.guide_param),
     )
 
 

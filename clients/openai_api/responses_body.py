@@ -10,7 +10,7 @@ from clients.infer_messages import GenerateRequest
 from clients.openai_api.api_error import ApiError
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.body_fields import Common, Positive, Refused, guide_of, read_fields, sampling_of
-from clients.openai_api.offered_tools import PARAM, ToolChoice, offered_tools
+from clients.openai_api.offered_tools import ToolChoice, offered_tools
 from clients.openai_api.response_items import Item, messages_of, with_types
 from ensemble_configs.chat.chat_messages import MAX_TOOLS, Function, Tool
 
@@ -88,9 +88,10 @@ def response_request_of(body: Mapping[str, Any], *, base: GenerateRequest, chat_
         model=parsed.model,
         is_streaming=bool(parsed.stream),
         tools=tools.callable,
+        strict_tools=tools.strict,
         max_calls=tools.max_calls(are_parallel=parsed.parallel_tool_calls),
         tool_choice=tools.forced,
-        guide_param=PARAM if tools.must_call else "text.format",
+        guide_param=tools.guide_param(wanted.type, param="text.format"),
         session=parsed.prompt_cache_key or "",
         echo=_echo(parsed, wanted),
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ensemble_configs.spec.base import Boolean, Name, Number, Positive, PositiveSize, Spec
+from ensemble_configs.spec.base import Boolean, Integer, Name, Number, Positive, PositiveSize, Spec
 from ensemble_configs.spec.callers.oidc_spec import OidcSpec
 from ensemble_configs.spec.price_spec import Dollars, PriceSpec
 
@@ -111,6 +111,17 @@ class AnswerCacheSpec(Spec):
     )
 
 
+class LedgerRetentionSpec(Spec):
+    """The time for which a gateway's ledger (`--ledger`) has each request; without it, for ever."""
+
+    keep_days: Annotated[Integer, Field(ge=1, le=36_500)] = Field(
+        description="requests that began before so many days (UTC) are deleted, and today is none of them"
+    )
+    day_sums: Boolean = Field(
+        default=True, description="the sums of their days stay, by all that `trireme gateway usage --by` takes"
+    )
+
+
 class SimpleSpec(Spec):
     """The rules by which a request is simple; it has to keep all of them."""
 
@@ -153,6 +164,9 @@ class GatewaySpec(Spec):
     tiers: tuple[TierSpec, ...] = Field(default=(), description="names that stand for two models")
     answer_cache: AnswerCacheSpec | None = Field(
         default=None, description="answers that are given again, to the same tenant; none: each is made anew"
+    )
+    ledger_retention: LedgerRetentionSpec | None = Field(
+        default=None, description="how long a ledger has each request; none: for ever"
     )
     managed_apis: tuple[ManagedApiSpec, ...] = Field(default=(), description="APIs elsewhere, for fallbacks")
     fallbacks: tuple[FallbackSpec, ...] = Field(default=(), description="what answers where a model cannot")

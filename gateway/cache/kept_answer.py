@@ -12,7 +12,7 @@ from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
 
-_VERSION = b"1"  # of the bytes below
+_VERSION = b"2"  # of the bytes below
 # What does not change the text of an answer.
 _OF_THE_WAY = (
     "stream", "return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens",
@@ -21,7 +21,7 @@ _OF_THE_WAY = (
 )  # fmt: skip
 _WITHOUT = dict.fromkeys(_OF_THE_WAY)
 _KINDS: tuple[type[Delta], ...] = (Content, Reasoning, CallBegun, Arguments)
-_Coded = tuple[int, list[tuple[int, list[str | int]]], str | None]  # choice, deltas by their kinds, the reason
+_Coded = tuple[int, list[tuple[int, list[str | int]]], str | None, str]  # a piece, with deltas by their kinds
 
 
 class KeptAnswer(msgspec.Struct, frozen=True):
@@ -68,7 +68,8 @@ def name_of(asked: Asked, *, model: str, owner: str) -> str:
 def packed(answer: KeptAnswer) -> bytes:
     """Return an answer as bytes."""
     coded: list[_Coded] = [
-        (piece.choice, [_coded(delta) for delta in piece.deltas], piece.finish_reason) for piece in answer.pieces
+        (piece.choice, [_coded(delta) for delta in piece.deltas], piece.finish_reason, piece.stop_string)
+        for piece in answer.pieces
     ]
     return msgspec.msgpack.encode((coded, answer.usage, answer.finish_reason, answer.release))
 
@@ -80,20 +81,26 @@ def unpacked(data: bytes) -> KeptAnswer:
         ValueError: they hold none.
     """
     coded, usage, finish_reason, release = _DECODER.decode(data)
-    pieces = [Piece(choice, [_delta(*each) for each in deltas], reason) for choice, deltas, reason in coded]
+    pieces = [
+        Piece(choice, [_delta(*each) for each in deltas], reason, stop_string=stop)
+        for choice, deltas, reason, stop in coded
+    ]
     return KeptAnswer(pieces, usage, finish_reason, release)
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
     """Return pieces as few: of each choice one, whose deltas are as long as can be."""
     deltas: dict[int, list[Delta]] = {}
-    reasons: dict[int, str | None] = {}
+    ends: dict[int, Piece] = {}
     for piece in pieces:
         for delta in piece.deltas:
             _add(deltas.setdefault(piece.choice, []), delta)
         if piece.finish_reason is not None:
-            reasons[piece.choice] = piece.finish_reason
-    return [Piece(choice, deltas.get(choice, []), reason) for choice, reason in sorted(reasons.items())]
+            ends[piece.choice] = piece
+    return [
+        Piece(choice, deltas.get(choice, []), end.finish_reason, stop_string=end.stop_string)
+        for choice, end in sorted(ends.items())
+    ]
 
 
 def is_whole(pieces: Sequence[Piece], asked: Asked, usage: Usage) -> bool:

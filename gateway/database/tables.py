@@ -4,6 +4,7 @@
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Double,
@@ -82,4 +83,38 @@ SPENDING = Table(
     Column("key_id", Text, primary_key=True),
     Column("day", Integer, primary_key=True),
     Column("cost_nano_usd", BigInteger, nullable=False),
+)
+
+# The sums of requests of days that are over and whose rows were deleted, each by all that usage is summed up by.
+DAY_SUMS = Table(
+    "gateway_day_sums",
+    METADATA,
+    Column("day", Integer, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("tenant", Text, primary_key=True),
+    Column("endpoint", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("answered_by", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("release", BigInteger, primary_key=True, autoincrement=False),  # NO_RELEASE: none answered
+    Column("finish", Text, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("ttft_s", Double, nullable=False),  # of all that have one, together
+    Column("num_ttft", BigInteger, nullable=False),
+    Column("cost_nano_usd", BigInteger, nullable=False),
+    Column("saved_nano_usd", BigInteger, nullable=False),
+)
+NO_RELEASE = -1  # a part of a primary key is never null
+
+# Up to where each file of a journal is loaded, written in the same transaction as its requests: a file that is read
+# again, after the rows of its requests were deleted, must not bring them again.
+JOURNAL_PLACES = Table(
+    "gateway_journal_places",
+    METADATA,
+    Column("file", Text, primary_key=True),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("is_whole", Boolean, nullable=False),  # all is loaded, what had no end too
 )

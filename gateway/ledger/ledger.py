@@ -46,7 +46,7 @@ class Ledger:
     def __init__(self, store: "LedgerStore", folder: Path, *, load_s: float = _LOAD_S) -> None:
         self.store, self._load_s = store, load_s
         self._journal = RequestJournal(folder)
-        self._loader = JournalLoader(folder, store.add)
+        self._loader = JournalLoader(folder, store)
         self._unwritten = deque[LedgerRow]()  # the disk was full
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._load_always, name="ledger", daemon=True)

@@ -5,22 +5,23 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, case, func, select
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database.database import GatewayDatabase
 from gateway.database.named_place import LEDGER_OPTION
-from gateway.database.tables import REQUESTS, SPENDING
+from gateway.database.tables import JOURNAL_PLACES, REQUESTS, SPENDING
+from gateway.ledger.day_sums import delete_requests, is_our_turn
+from gateway.ledger.journal_place import JournalPlace
 from gateway.ledger.ledger_row import UNSETTLED, LedgerRow
-from gateway.ledger.usage_sum import GROUPS, UsageSum
+from gateway.ledger.usage_query import usage_query, usage_sum
+from gateway.ledger.usage_sum import UsageSum
 from gateway.limits.refusals import tenant_account
 from trireme.base.store_place import StorePlace
 
 T = TypeVar("T")
 
 _MAX_ROWS = 1000  # of one statement: SQLite takes 32,766 values
-_FAILED = ~REQUESTS.c.finish.in_(["stop", "length", "tool_calls", "content_filter"])
-_GROUPS: dict[str, ColumnElement[Any]] = {name: REQUESTS.c["key_id" if name == "key" else name] for name in GROUPS}
 
 
 class LedgerStore:
@@ -51,10 +52,13 @@ class LedgerStore:
         """Close the connections."""
         self._database.close()
 
-    def add(self, rows: Sequence[LedgerRow]) -> None:
+    def add(self, rows: Sequence[LedgerRow], place: JournalPlace | None = None) -> None:
         """Add requests that have ended, all or none; one that is there already counts once.
 
         A request that was unsettled is settled by a row that says how it ended.
+
+        Args:
+            place: up to which the journal is loaded with them.
         """
         with self._database.changing() as connection:
             spent = Counter[tuple[str, int]]()
@@ -66,6 +70,8 @@ class LedgerStore:
                         if row.tenant:
                             spent[tenant_account(row.tenant), row.day] += row.cost_nano_usd
             _add_spending(connection, spent)
+            if place is not None:
+                _put_place(connection, place)
 
     def usage(self, by: Sequence[str], *, since_day: int, until_day: int) -> list[UsageSum]:
         """Return the sums over the requests that began in some days, in the order of their groups.
@@ -74,22 +80,35 @@ class LedgerStore:
             by: of GROUPS; none: one sum over all requests.
             since_day, until_day: days since 1970, both included.
         """
-        columns = [_GROUPS[name] for name in by]
-        count, total = func.count(), func.sum
-        is_unsettled = REQUESTS.c.finish == UNSETTLED
-        sums: list[ColumnElement[Any]] = [
-            count,
-            total(case((_FAILED & ~is_unsettled, 1), else_=0)),
-            total(case((is_unsettled, 1), else_=0)),
-            *(total(REQUESTS.c[name]) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")),
-            func.avg(REQUESTS.c.ttft_s),
-            total(REQUESTS.c.cost_nano_usd),
-            total(REQUESTS.c.saved_nano_usd),
-        ]
-        query = select(*columns, *sums).where(REQUESTS.c.day.between(since_day, until_day))
+        query = usage_query(by, since_day=since_day, until_day=until_day)
         with self._database.reading() as connection:
-            found = connection.execute(query.group_by(*columns).order_by(*columns)).all()
-        return [_sum(tuple(row), len(columns)) for row in found if row[len(columns)]]
+            found = [usage_sum(row, len(by)) for row in connection.execute(query)]
+        return [each for each in found if each.requests]
+
+    def delete_before(self, day: int, *, keeps_sums: bool, max_rows: int) -> int:
+        """Delete some of the oldest requests that began before a day, and return how many.
+
+        0: there are none left, or another process deletes some.
+
+        Args:
+            keeps_sums: usage has them for ever, in the sums of their day.
+        """
+        with self._database.changing() as connection:
+            if not is_our_turn(connection):
+                return 0
+            return delete_requests(connection, before_day=day, keeps_sums=keeps_sums, max_rows=max_rows)
+
+    def journal_place(self, file: str) -> JournalPlace:
+        """Return how far a file of a journal is loaded; its beginning where nobody has told."""
+        query = select(JOURNAL_PLACES).where(JOURNAL_PLACES.c.file == file)
+        with self._database.reading() as connection:
+            found = connection.execute(query).one_or_none()
+        return JournalPlace(file) if found is None else JournalPlace(*found)
+
+    def forget_journal(self, file: str) -> None:
+        """Forget how far a file was loaded which is no more."""
+        with self._database.changing() as connection:
+            connection.execute(delete(JOURNAL_PLACES).where(JOURNAL_PLACES.c.file == file))
 
     def spending(
         self, key_ids: Collection[str], *, since_day: int, request_ids: Sequence[str] = ()
@@ -142,26 +161,15 @@ def _add_spending(connection: Connection, spent: Counter[tuple[str, int]]) -> No
         )
 
 
+def _put_place(connection: Connection, place: JournalPlace) -> None:
+    putting: Any = _insert(connection)(JOURNAL_PLACES)
+    now = {name: putting.excluded[name] for name in ("num_bytes", "is_whole")}
+    connection.execute(putting.on_conflict_do_update(index_elements=["file"], set_=now), [place._asdict()])
+
+
 def _parts(values: list[T]) -> Iterator[list[T]]:
     return (values[begin : begin + _MAX_ROWS] for begin in range(0, len(values), _MAX_ROWS))
 
 
 def _insert(connection: Connection) -> Any:
     return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-
-
-def _sum(row: tuple[Any, ...], num_columns: int) -> UsageSum:
-    """Return a row with the types of a sum: PostgreSQL's are Decimal."""
-    requests, failed, unsettled, prompt, cached, completion, ttft_s, cost, saved = row[num_columns:]
-    return UsageSum(
-        row[:num_columns],
-        requests=int(requests),
-        failed=int(failed or 0),
-        unsettled=int(unsettled or 0),
-        prompt_tokens=int(prompt or 0),
-        cached_tokens=int(cached or 0),
-        completion_tokens=int(completion or 0),
-        mean_ttft_s=None if ttft_s is None else float(ttft_s),
-        cost_nano_usd=int(cost or 0),
-        saved_nano_usd=int(saved or 0),
-    )

@@ -230,6 +230,11 @@ class StreamText:
         """Return whether a stop string ended the text; no more text comes then."""
         return self._matcher is not None and self._matcher.stopped
 
+    @property
+    def stopped_by(self) -> str:
+        """Return the stop string that ended the text; "": none has."""
+        return "" if self._matcher is None else self._matcher.stopped_by
+
     def push_prompt(self, token_ids: Sequence[int]) -> str:
         """Return the text of an echoed prompt, without looking for stop strings; call only before the first `push`."""
         text = self._decoder.decode(token_ids)

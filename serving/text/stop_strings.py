@@ -71,6 +71,10 @@ class StopStringMatcher:
     Time for a character does not grow with the number of strings (Aho, Corasick), and the automaton is made while the
     text goes through it: a text visits few of its nodes, and a request waits for none of them. Held back is exactly the
     longest end of the text so far that is the beginning of a stop string.
+
+    Attributes:
+        stopped: whether a stop string ended the text.
+        stopped_by: the string that did; "": none has.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
@@ -84,7 +88,7 @@ class StopStringMatcher:
         self._nodes = [_Node(0, 0, len(self._strings))]
         self._node = self._node_ahead = self._nodes[_ROOT]
         self._held = ""
-        self.stopped = False
+        self.stopped, self.stopped_by = False, ""
 
     def push(self, delta: str) -> str:
         """Return the text that is now certain; nothing more comes after a stop string."""
@@ -98,7 +102,7 @@ class StopStringMatcher:
         for end, character in enumerate(delta, start=len(self._held) + 1):
             node = self._after(node, character)
             if node.num_complete:
-                self.stopped = True
+                self.stopped, self.stopped_by = True, text[end - node.num_complete : end]
                 return text[: end - node.num_complete]
         self._node = self._node_ahead = node
         certain = len(text) - node.depth

@@ -137,6 +137,7 @@ BASES: dict[str, Data] = {
         "rate_limiter": [{"name": "slots", "count": 4, "device": 0}, {"name": "pool", "count": 2}],
         "gateway": {
             "answer_cache": {"ttl_s": 60.0, "max_mib": 16},
+            "ledger_retention": {"keep_days": 90, "day_sums": False},
             "tiers": [
                 {
                     "name": "auto",

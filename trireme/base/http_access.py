@@ -121,7 +121,7 @@ class AcceptedKeys:
     def _keys(self) -> frozenset[bytes] | None:
         if self._access.token_file is None:
             return None
-        state = self._state(self._access.token_file)
+        state = file_state(self._access.token_file, self._now_s())
         if state is not None and self._read is not None and self._read[0] == state:
             return self._read[1]
         self._read = None
@@ -130,15 +130,16 @@ class AcceptedKeys:
             self._read = (state, keys)
         return keys
 
-    def _state(self, file: Path) -> tuple[int, ...] | None:
-        """Return what changes with a file; None: it is so new that another change might not show."""
-        try:
-            found = file.stat()
-        except OSError:
-            return None
-        if abs(self._now_s() - found.st_ctime) < _CLOCK_S:
-            return None
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+def file_state(file: Path, now_s: float) -> tuple[int, ...] | None:
+    """Return what changes with a file; None: it is gone, or so new that another change might not show."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    if abs(now_s - found.st_ctime) < _CLOCK_S:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _is_key(line: str) -> bool:

@@ -76,6 +76,11 @@ def test_an_answer_stops_where_it_is_told(client: Anthropic, name: str) -> None:
     )
     assert text_of(at_word) == "The capital of"
     assert (at_word.stop_reason, at_word.stop_sequence) == ("stop_sequence", "Italy")
+    for several, ended_by in ((["Paris", "taly", "Italy"], "Italy"), (["is", "taly"], "taly")):
+        at_one = client.messages.create(
+            model=name, max_tokens=50, messages=CAPITAL, stop_sequences=several, extra_body=GREEDY
+        )
+        assert (at_one.stop_reason, at_one.stop_sequence) == ("stop_sequence", ended_by)
     at_limit = client.messages.create(model=name, max_tokens=2, messages=CAPITAL, extra_body=GREEDY)
     assert at_limit.stop_reason == "max_tokens"
     assert at_limit.usage.output_tokens == 2

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page of metrics on a free port, for a Prometheus to scrape."""
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,11 +10,20 @@ from typing import Any
 
 
 @contextmanager
-def metrics_page(text: Callable[[], str]) -> Iterator[str]:
-    """Serve a page of metrics on a free port, and yield its `host:port`."""
+def metrics_page(
+    text: Callable[[], str], *, tls: ssl.SSLContext | None = None, keys: list[str | None] | None = None
+) -> Iterator[str]:
+    """Serve a page of metrics on a free port, and yield its `host:port`.
+
+    Args:
+        tls: of connections; None: they have none.
+        keys: gets the `Authorization` of each request.
+    """
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if keys is not None:
+                keys.append(self.headers.get("Authorization"))
             body = text().encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
@@ -25,6 +35,10 @@ def metrics_page(text: Callable[[], str]) -> Iterator[str]:
             """Log nothing: the page is asked for four times a second."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    if tls is not None:
+        # The handshake is that of the request's thread: a client that breaks off must not end this loop.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -3,11 +3,12 @@
 
 Sources, read on 2026-11-27: `python/openai/tests` of triton-inference-server/server (test_chat_completions,
 test_completions, test_openai_client, test_tool_calling), and `tests/entrypoints/openai` of vllm-project/vllm
-(test_chat, test_completion). Requests of models that are not text models, of LoRA adapters by model name, and of
-servers that are started in another way are left out.
+(test_chat, test_completion; `vllm_requests` has the rest). Requests of models that are not text models, of LoRA
+adapters by model name, and of servers that are started in another way are left out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 TRITON, VLLM = "Triton's OpenAI frontend", "vLLM"
@@ -30,19 +31,25 @@ class Case(NamedTuple):
     Attributes:
         source: server whose tests send it.
         what: that it asks about, for a table.
-        bodies: of the requests; `model` and the prompt are added where they are not there.
+        bodies: of the requests; `model` and the prompt are added to those that are objects, where they are not there.
         outcome: SAME, STATUS, ANSWERED or REFUSED.
         param: that a refusal names; "": any.
-        holds: of the answers, what must be true.
+        holds: of the answers, what must be true; a stream is an object with its `events`.
+        status: of a refusal.
+        headers: of the requests.
+        has_tools: the model is one that tools are offered to.
     """
 
     source: str
     what: str
     path: str
-    bodies: Sequence[dict[str, Any]]
+    bodies: Sequence[Any]
     outcome: str = SAME
     param: str = ""
     holds: Callable[[list[Any]], bool] = lambda _: True
+    status: int = 400
+    headers: Mapping[str, str] = MappingProxyType({})
+    has_tools: bool = False
 
     @property
     def is_answered(self) -> bool:

@@ -13,6 +13,7 @@ from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock
 from key_places import bearer
 from kserve_server import DIE, KServeServer, Step, response, story
 from running_gateway import Answer, RunningGateway
+from simulated_release import TOKENIZER
 
 from clients.anthropic_api.message_events import MessageEvents
 from clients.infer_messages import GenerateRequest
@@ -20,11 +21,13 @@ from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.tool_calls.reader_choice import Style
 from ensemble_configs.spec.gateway_spec import AnswerCacheSpec, GatewaySpec, TierSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from gateway.access.key_record import NewKey
 from gateway.access.key_store import KeyStore
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_store import LedgerStore
 from gateway.served_models import ServedModel
+from serving.text.tokenizer_files import load_tokenizer
 
 HERMES = ServedModel("demo", "ensemble", 100, tool_style=Style.HERMES, is_reasoning=True)
 PLAIN = ServedModel("demo", "ensemble", 100)
@@ -209,7 +212,7 @@ def test_what_is_asked_reaches_the_server() -> None:
         ("stop", ["END"], "end_turn", None),
         ("length", [], "max_tokens", None),
         ("stop_string", ["END"], "stop_sequence", "END"),
-        ("stop_string", ["END", "FIN"], "stop_sequence", None),  # the server does not say which one
+        ("stop_string", ["END", "FIN"], "stop_sequence", None),  # nobody knows the model's tokens
     ],
 )
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
@@ -225,6 +228,79 @@ def test_the_reason_of_the_end_is_told(
         else:
             answer = ask(client, stop_sequences=stop_sequences)
     assert (answer.stop_reason, answer.stop_sequence) == (stop_reason, stop_sequence)
+
+
+KNOWN = PLAIN._replace(tokenizer=TokenizerSpec(dir=TOKENIZER))
+
+
+def tokens_said(text: str, *, shown: str, num_ids: int = 2) -> list[Step]:
+    """Return the responses of an answer that a stop string ended: the tokens have it, and the text does not."""
+    ids = load_tokenizer(TOKENIZER).encode(text, add_special_tokens=False).ids
+    parts = [ids[begin : begin + num_ids] for begin in range(0, len(ids), num_ids)]
+    steps = [response(shown, num_output_tokens=1, num_input_tokens=7, token_ids=parts[0])] if len(parts) > 1 else []
+    steps += [response("", num_output_tokens=1, token_ids=part) for part in parts[1:-1]]
+    last = response(
+        "" if steps else shown, num_output_tokens=1, num_input_tokens=7, token_ids=parts[-1],
+        finish_reason="stop_string", final=True,
+    )  # fmt: skip
+    return [*steps, last]
+
+
+@pytest.mark.parametrize(
+    ("said_in_all", "shown", "stop_sequences", "ended_by"),
+    [
+        ("Once upon a time", "Once ", ["time", "upon"], "upon"),
+        ("Once upon a time", "Once upon a ", ["END", "time"], "time"),
+        ("Once upon a time", "Once ", ["on", "upon"], "upon"),  # both are complete at one character: the longer
+        ("Once upon a time", "Once u", ["upon a", "pon"], "pon"),  # the first that is complete
+        ("Once upon ünd", "Once upon ", ["ü", "nd"], "ü"),
+        ("Once", "On", ["ce", "ce", "x"], "ce"),
+    ],
+)
+@pytest.mark.parametrize("num_ids", [1, 2, 50])
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
+def test_of_several_stop_sequences_the_one_that_ended_the_answer_is_told(
+    said_in_all: str, shown: str, stop_sequences: list[str], ended_by: str, num_ids: int, *, is_streaming: bool
+) -> None:
+    site = Site(*tokens_said(said_in_all, shown=shown, num_ids=num_ids), model=KNOWN)
+    with site as client:
+        if is_streaming:
+            with client.messages.stream(
+                model="demo", max_tokens=50, messages=RAIN, stop_sequences=stop_sequences
+            ) as stream:
+                answer: Message = stream.get_final_message()
+        else:
+            answer = ask(client, stop_sequences=stop_sequences)
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", ended_by)
+    assert answer.content[0].text == shown  # type: ignore[union-attr]
+    assert site.sent()["return_token_ids"] == b"\x01"
+
+
+def test_tokens_are_asked_for_where_there_are_several_stop_sequences_alone() -> None:
+    site = Site(*said("No."), model=KNOWN)
+    with site as client:
+        ask(client, stop_sequences=["END"])
+        assert "return_token_ids" not in site.sent()
+
+
+def test_a_tokenizer_that_cannot_be_read_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = PLAIN._replace(tokenizer=TokenizerSpec(dir=tmp_path))
+    with Site(*tokens_said("Once upon a time", shown="Once "), model=model) as client:
+        answers = [ask(client, stop_sequences=["time", "upon"]) for _ in range(2)]
+    assert {(answer.stop_reason, answer.stop_sequence) for answer in answers} == {("stop_sequence", None)}
+    assert caplog.text.count("which stop string ends an answer is not told") == 1
+
+
+def test_a_kept_answer_tells_its_stop_sequence_again() -> None:
+    rules = GatewaySpec(answer_cache=AnswerCacheSpec())
+    with (
+        KServeServer(*tokens_said("Once upon a time", shown="Once ")) as server,
+        RunningGateway(server.url, models=(KNOWN,), rules=rules) as gateway,
+        Anthropic(base_url=gateway.url.removesuffix("/v1"), api_key="none", max_retries=0) as client,
+    ):
+        first, second = (ask(client, stop_sequences=["time", "upon"], extra_body={"temperature": 0}) for _ in range(2))
+        assert len(server.requests) == 1
+    assert first.stop_sequence == second.stop_sequence == "upon"
 
 
 def test_a_call_that_was_cut_off_is_no_call_with_half_an_input() -> None:

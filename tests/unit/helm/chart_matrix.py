@@ -146,6 +146,13 @@ SITES: dict[str, Values] = {
             "metricsSecret": "gateway-metrics",
             "scaling": {"enabled": True, "targetRequests": 40},
             "route": {"enabled": True, "hostnames": ["llm.example.com"], "caConfigMap": "openai-ca"},
+            "ingress": {
+                "enabled": True,
+                "className": "nginx",
+                "hostnames": ["llm.example.com", "llm.example.org"],
+                "tlsSecret": "llm-tls",
+                "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"},
+            },
             "extraOptions": ["--no-affinity"],
             "extraVolumes": [{"name": "apis", "secret": {"secretName": "apis"}}],
             "extraVolumeMounts": [{"name": "apis", "mountPath": "/etc/apis", "readOnly": True}],

@@ -32,6 +32,7 @@ from typer.core import TyperGroup
 from observability.rules.alerts import alert_groups
 from observability.rules.objectives import Objectives
 from observability.rules.rule_files import Alert, Record
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import command_app
 
 pytestmark = [pytest.mark.slow, needs_chart]
@@ -253,6 +254,45 @@ def test_a_gateway_of_kubernetes_leads_to_it_and_checks_its_certificate(servers:
     assert (target["name"], target["sectionName"]) == (service["metadata"]["name"], service["spec"]["ports"][0]["name"])
 
 
+def test_an_ingress_leads_to_it_with_the_controller_s_own_annotations(servers: Mapping[str, Values]) -> None:
+    ingress = of_gateway(render(merged(servers["one"], ALL)), "Ingress")
+    assert ingress["metadata"]["annotations"] == ALL["openai"]["ingress"]["annotations"]
+    spec = ingress["spec"]
+    assert spec["ingressClassName"] == "nginx"
+    assert spec["tls"] == [{"secretName": "llm-tls", "hosts": ["llm.example.com", "llm.example.org"]}]
+    assert [rule["host"] for rule in spec["rules"]] == ["llm.example.com", "llm.example.org"]
+    service = of_gateway(render(merged(servers["one"], ALL)), "Service")
+    [port] = service["spec"]["ports"]
+    backend = {"service": {"name": service["metadata"]["name"], "port": {"number": port["port"]}}}
+    for rule in spec["rules"]:
+        assert rule["http"]["paths"] == [{"path": "/v1", "pathType": "Prefix", "backend": backend}]
+
+
+def test_an_ingress_of_no_name_is_for_every_one(servers: Mapping[str, Values]) -> None:
+    plain = {"openai": {"ingress": {"enabled": True, "paths": ["/"]}, "clients": [{"namespaceSelector": {}}]}}
+    ingress = of_gateway(render(merged(servers["one"], PLAIN, plain)), "Ingress")
+    assert "annotations" not in ingress["metadata"]
+    assert set(ingress["spec"]) == {"rules"}
+    [rule] = ingress["spec"]["rules"]
+    assert set(rule) == {"http"}
+    assert [each["path"] for each in rule["http"]["paths"]] == ["/"]
+    assert [each for each in render(merged(servers["one"], PLAIN)) if each["kind"] == "Ingress"] == []
+
+
+def test_the_annotations_of_the_documents_stream_and_ask_by_tls(servers: Mapping[str, Values]) -> None:
+    [block] = [
+        block
+        for block in re.findall(r"```yaml\n(.*?)```", (CODE_ROOT / "docs/kubernetes.md").read_text("utf-8"), re.DOTALL)
+        if "ingress:" in block and "nginx" in block
+    ]
+    values = yaml.safe_load(block)
+    ingress = of_gateway(render(merged(servers["one"], PLAIN, values)), "Ingress")
+    said = {name.rpartition("/")[2]: value for name, value in ingress["metadata"]["annotations"].items()}
+    assert (said["backend-protocol"], said["proxy-buffering"]) == ("HTTPS", "off")
+    assert int(said["proxy-read-timeout"]) >= 600  # as long as a request may take, and more than a pause of a stream
+    assert said["proxy-body-size"] == "8m"
+
+
 def notes(*layers: Values) -> str:
     [text] = [text for path, text in render_texts(merged(*layers)).items() if path.endswith(NOTES)]
     return text
@@ -292,6 +332,14 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "a route without an authority": (
         {"openai": {"route": {"caConfigMap": ""}}},
         "openai.route.caConfigMap and openai.tls",
+    ),
+    "an Ingress that no policy allows": (
+        {"openai": {"clients": [], "ingress": {"enabled": True}}},
+        "openai.clients is empty, and openai.ingress.enabled is true",
+    ),
+    "a host of an Ingress that is none": (
+        {"openai": {"ingress": {"hostnames": ["https://llm"]}}},
+        "at '/openai/ingress/hostnames/0'",
     ),
     "metrics of no name": (
         {"openai": {"tls": {"serverName": ""}, "route": {"enabled": False}}},

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from clients.access import NO_ACCESS, Access
 from ensemble_configs.spec.gateway_spec import GatewaySpec
 from gateway.access.key_store import KeyStore
 from gateway.gateway import Gateway, Limits
@@ -59,12 +60,14 @@ class RunningGateway:
         limits: Limits = Limits(exit_timeout_s=2.0),  # noqa: B008  immutable
         metrics_urls: tuple[str, ...] = (),
         rollouts: StorePlace | None = None,
+        server_access: Access = NO_ACCESS,
     ) -> None:
         cert_file, key_file = certificate or (None, None)
         access = HttpAccess(cert_file=cert_file, key_file=key_file, token_file=token_file)
         self._gateway = Gateway(
             ServedModels(models, rules.aliases, rules.tiers),
             urls=server_urls,
+            server_access=server_access,
             access=access,
             keys=keys,
             ledger=ledger,

@@ -46,6 +46,9 @@
 {{- if and $openai.route.enabled (or (not $openai.route.caConfigMap) (not $openai.tls.serverName)) -}}
 {{- fail "openai.route.caConfigMap and openai.tls.serverName are needed with openai.route.enabled: the Gateway checks the gateway's certificate by a ConfigMap with ca.crt, and by a name that is in it" -}}
 {{- end -}}
+{{- if and $openai.ingress.enabled .Values.network.enabled (not $openai.clients) -}}
+{{- fail "openai.clients is empty, and openai.ingress.enabled is true: the network policy would keep the ingress controller from the gateway; allow it there, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: ingress-nginx}}}]" -}}
+{{- end -}}
 {{- if and .Values.monitoring.podMonitor.enabled $openai.metricsSecret (not $openai.tls.serverName) -}}
 {{- fail "openai.tls.serverName is missing, and openai.metricsSecret is given: Prometheus checks the gateway's certificate; give a name that is in it" -}}
 {{- end -}}

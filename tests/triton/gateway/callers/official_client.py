@@ -354,6 +354,17 @@ def calls_are_made_where_there_must_be_some(site: Site) -> None:
         )
         item: Any = response.output[0]
         assert (item.type, City.model_validate_json(item.arguments).name != "") == ("function_call", True)
+        city: Any = {"type": "function", "function": {"name": "City"}}
+        allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [city]}}
+        among = client.chat.completions.parse(**body, tool_choice=allowed, parallel_tool_calls=False).choices[0]
+        [call] = among.message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, City)
+        names: Any = [{"type": "function", "name": "City"}]
+        flat_choice: Any = {"type": "allowed_tools", "mode": "required", "tools": names}
+        chosen = client.responses.create(
+            model="maker", input="Rome?", tools=flat, tool_choice=flat_choice, parallel_tool_calls=False, temperature=0
+        )
+        assert [getattr(item, "name", None) for item in chosen.output] == ["City"]
         refused = failing(
             openai.BadRequestError,
             lambda: client.chat.completions.create(

@@ -65,7 +65,7 @@ def test_bytes_that_hold_no_answer_are_refused(data: bytes) -> None:
 
 def test_a_kind_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match="kind"):
-        unpacked(msgspec.msgpack.encode(([(0, [(9, ["a"])], "stop")], (0, 0, None), "", None)))
+        unpacked(msgspec.msgpack.encode(([(0, [(9, ["a"])], "stop", "")], (0, 0, None), "", None)))
 
 
 def name(**fields: Any) -> str:

@@ -10,7 +10,7 @@ from jsonschema_rs import validate
 from tokenizers import Tokenizer
 
 from clients.openai_api.tool_calls.answer_reader import AnswerReader
-from clients.openai_api.tool_calls.call_guide import Guide, call_guide
+from clients.openai_api.tool_calls.call_guide import Guide, call_guide, strict_guide
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Reasoning
 from clients.openai_api.tool_calls.reader_choice import Style, call_reader
 from clients.openai_api.tool_calls.reasoning import ReasoningReader
@@ -171,3 +171,79 @@ def test_what_a_schema_leaves_out_is_an_object() -> None:
         {"type": "object", "additionalProperties": {"type": "string"}},
         {"type": "nonsense"},
     ]
+
+
+STRICT_STYLES = [Style.HERMES, Style.MISTRAL, Style.QWEN3_CODER]
+BEGINS = {Style.HERMES: "<tool_call>", Style.MISTRAL: "[TOOL_CALLS]", Style.QWEN3_CODER: "<tool_call>"}
+
+
+def forced(guide: Guide, text: str) -> Guide:
+    """Return a guide behind a text, which the demo model, that never saw a tool, would not write by itself."""
+    found = json.loads(guide.guide)["format"]
+    return Guide(
+        "structural_tag",
+        json.dumps({
+            "type": "structural_tag",
+            "format": {
+                "type": "sequence",
+                "elements": [{"type": "const_string", "value": text}, {**found, "at_least_one": True}],
+            },
+        }),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STRICT_STYLES)
+def test_an_answer_that_calls_nothing_is_the_same_without_strict_functions(engine: Engine, style: Style) -> None:
+    guide = strict_guide(style, FLAT, ["get_weather"], is_single=False)
+    assert guide is not None
+    free, _ = written(engine, Guide(None, None), max_tokens=40)  # type: ignore[arg-type]
+    guided, reason = written(engine, guide, max_tokens=40)
+    assert guided == free
+    assert reason is FinishReason.STOP
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STRICT_STYLES)
+def test_a_call_that_has_begun_fits_the_schema_of_its_function(engine: Engine, style: Style) -> None:
+    tools = {"get_weather": FLAT["get_weather"]}
+    guide = strict_guide(style, tools, ["get_weather"], is_single=True)
+    assert guide is not None
+    found = []
+    for seed in range(6):
+        text, reason = written(engine, forced(guide, "I look. "), temperature=4.0, top_p=1.0, seed=seed, max_tokens=120)
+        assert text.startswith("I look. ")
+        if reason is FinishReason.STOP:
+            found += calls_in(text, AnswerReader(call_reader(style, tools)))[0]
+    assert len(found) >= 1
+    check(found, tools)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STRICT_STYLES)
+def test_a_call_of_a_function_that_is_not_strict_has_its_name_and_any_object(engine: Engine, style: Style) -> None:
+    guide = strict_guide(style, FLAT, [], is_single=True)
+    assert guide is not None
+    for seed in range(4):
+        text, reason = written(engine, forced(guide, "Well. "), temperature=2.0, top_p=1.0, seed=seed, max_tokens=80)
+        calls, content, _ = calls_in(text, AnswerReader(call_reader(style)))
+        assert {name for name, _ in calls} <= FLAT.keys()
+        if reason is FinishReason.STOP and style is not Style.QWEN3_CODER:
+            assert content.startswith("Well. ")
+            assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begins_inside", [False, True], ids=["may think", "thinks"])
+@pytest.mark.parametrize("style", STRICT_STYLES)
+def test_a_strict_guide_of_a_model_that_reasons_compiles(engine: Engine, style: Style, *, begins_inside: bool) -> None:
+    guide = strict_guide(
+        style, TOOLS, ["get_weather", "stop"], is_single=False, is_reasoning=True, begins_inside=begins_inside
+    )
+    assert guide is not None
+    text, _ = written(engine, guide, max_tokens=20)
+    assert text
+
+
+def test_llama_s_calls_cannot_be_told_from_an_answer_that_is_json() -> None:
+    assert strict_guide(Style.LLAMA, FLAT, ["get_weather"], is_single=True) is None

@@ -14,12 +14,12 @@ TOOLS = [
 
 
 @pytest.mark.parametrize(
-    ("only", "names"),
-    [("", ["now", "weather", "wait"]), ("weather", ["weather"]), ("rm", [])],
-    ids=["any", "named", "named and not there"],
+    ("allowed", "names"),
+    [((), ["now", "weather", "wait"]), (("weather",), ["weather"]), (("wait", "now"), ["now", "wait"]), (("rm",), [])],
+    ids=["any", "named", "two", "named and not there"],
 )
-def test_a_named_tool_is_the_only_one_that_may_be_called(only: str, names: list[str]) -> None:
-    assert list(callable_tools(TOOLS, only)) == names
+def test_tools_that_are_named_are_the_only_ones_that_may_be_called(allowed: tuple[str, ...], names: list[str]) -> None:
+    assert list(callable_tools(TOOLS, allowed)) == names
 
 
 def test_each_tool_has_the_schema_of_its_parameters() -> None:
