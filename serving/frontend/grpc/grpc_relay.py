@@ -3,7 +3,8 @@
 
 What a client sends is followed frame by frame: its headers are written anew, its messages measured and checked before
 their last byte reaches Triton. What Triton sends is not looked into beyond the heads of its frames, so a chunk costs
-little more than a read and a write. Flow control, pings and the end of a connection are between client and Triton.
+little more than a read and a write. Pings and the end of a connection are between client and Triton; flow control, too,
+but for what models send past Triton (`serving.frontend.grpc.send_windows`).
 """
 
 import asyncio
