@@ -6,17 +6,24 @@ import contextlib
 import logging
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from serving.process.reply_socket import HEAD, written_name
-
-if TYPE_CHECKING:
-    from serving.frontend.grpc.grpc_relay import ClientConnection
 
 _log = logging.getLogger("trireme.frontend")
 
 _BACKLOG = 64  # models, one process each
 _READ_BYTES = 262_144
+
+
+class Taker(Protocol):
+    """The taker of the responses for the streams of one connection."""
+
+    def take_direct(self, stream_id: int, message: bytes) -> None:
+        """Take a response for a stream."""
+
+    def flush_direct(self) -> None:
+        """Send what was taken."""
 
 
 class _Model:
@@ -36,7 +43,7 @@ class DirectResponses:
         self._listener: socket.socket | None = None
         self._models: set[_Model] = set()
         self._by_name: dict[str, list[_Model]] = {}  # each version has a process of its own
-        self._streams: dict[bytes, tuple[ClientConnection, int]] = {}
+        self._streams: dict[bytes, tuple[Taker, int]] = {}
 
     def listen(self, path: Path) -> None:
         """Take models at this socket from now on, and at no other."""
@@ -75,9 +82,9 @@ class DirectResponses:
             with contextlib.suppress(OSError):  # it has not read for long: the request is answered through Triton
                 each.connection.send(written_name(stream_name))  # so short that all of it goes, or nothing
 
-    def expect(self, name: str, connection: "ClientConnection", stream_id: int) -> None:
+    def expect(self, name: str, taker: Taker, stream_id: int) -> None:
         """Have messages for a stream go to a client."""
-        self._streams[name.encode()] = (connection, stream_id)
+        self._streams[name.encode()] = (taker, stream_id)
 
     def forget(self, name: str) -> None:
         """Drop what still comes for a stream."""
@@ -97,7 +104,7 @@ class DirectResponses:
             asyncio.get_running_loop().add_reader(connection, self._read, model)
 
     def _read(self, model: _Model) -> None:
-        touched: dict[ClientConnection, None] = {}
+        touched: dict[Taker, None] = {}
         is_over, size = False, _READ_BYTES
         while size == _READ_BYTES:
             try:
@@ -111,8 +118,8 @@ class DirectResponses:
             if model.name is None:
                 data = self._begin(model, data)
             model.rest = data if model.name is None else self._take(data, touched)
-        for connection in touched:
-            connection.flush_direct()
+        for taker in touched:
+            taker.flush_direct()
         if is_over:  # Triton ends its requests
             self._forget(model)
 
@@ -134,7 +141,7 @@ class DirectResponses:
             if not self._by_name[model.name]:
                 del self._by_name[model.name]
 
-    def _take(self, data: bytes, touched: "dict[ClientConnection, None]") -> bytes:
+    def _take(self, data: bytes, touched: dict[Taker, None]) -> bytes:
         """Hand on the whole messages in `data`; return the rest."""
         start, size = 0, len(data)
         while size - start >= HEAD.size:
@@ -145,8 +152,8 @@ class DirectResponses:
                 break
             found = self._streams.get(data[start + HEAD.size : name_end])
             if found is not None:  # else its client has left
-                connection, stream_id = found
-                connection.take_direct(stream_id, data[name_end:end])
-                touched[connection] = None
+                taker, stream_id = found
+                taker.take_direct(stream_id, data[name_end:end])
+                touched[taker] = None
             start = end
         return data[start:]

@@ -15,19 +15,11 @@ import grpc
 
 from serving.frontend.common.infer_limits import check_message
 from serving.frontend.grpc import http2_frames as h2
+from serving.frontend.grpc.client_answers import ClientAnswers
 from serving.frontend.grpc.client_streams import ClientStream, ClientStreams
 from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge
-from serving.frontend.grpc.header_blocks import (
-    HeaderReader,
-    Headers,
-    answer_block,
-    as_trailers,
-    header_frames,
-    status_block,
-    without,
-)
+from serving.frontend.grpc.header_blocks import HeaderReader, Headers, header_frames, status_block, without
 from serving.frontend.grpc.http2_frames import Frame, ProtocolError
-from serving.frontend.grpc.send_windows import SendWindows
 from serving.frontend.grpc.triton_connection import TritonConnection
 from serving.requests.request_parameters import STREAM_NAME
 from trireme.base.errors import RequestError, Unavailable
@@ -58,8 +50,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers = HeaderReader()
         self._is_greeted = False
         self._streams = ClientStreams(state.departures, state.direct)
-        self._windows = SendWindows()
-        self._direct: list[bytes] = []  # frames of responses that came past Triton, until all that came are here
+        self.answers = ClientAnswers(self._streams, state.direct, self.send)
         self._num_control = 0
         self._closing_s: float | None = None
         self._is_lost = False  # the client has gone, and Triton may still answer
@@ -96,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         if self._triton is not None:
             self._triton.resume_reading()
-        self._finish_if_over()
+        self.finish_if_over()
 
     def pause_writing(self) -> None:
         """Have Triton wait for a client that reads slowly."""
@@ -134,66 +125,19 @@ class ClientConnection(asyncio.Protocol):
         """Return whether Triton's frames of a stream are dropped."""
         return self._streams.is_dropped(stream_id)
 
-    def drain_direct(self) -> None:
-        """Send what models have written past Triton before what Triton says now."""
-        if self._streams.has_direct:
-            self._state.direct.drain()
-
-    def spend(self, stream_id: int, num_bytes: int) -> bool:
-        """Return whether data of Triton's may go to the client now, and take the client's window for it."""
-        return self._windows.spend(stream_id, num_bytes)
-
-    def acknowledge(self) -> bytes:
-        """Take Triton's word that it has read the client's settings; return the frames that may go then."""
-        return self._windows.acknowledge()
-
-    def hold(self, stream_id: int, flags: int, data: bytes) -> bytes:
-        """Keep data until the client's window is open; return the frames that may go now."""
-        return self._windows.wait(stream_id, flags, data)
-
-    def answer(self, kind: int, flags: int, stream_id: int, frames: bytes) -> bytes:
-        """Return what goes to the client of frames of Triton's that are no data: headers, or the end of a stream."""
-        is_last = kind == h2.RST_STREAM or bool(flags & h2.END_STREAM)
-        is_dropped = self._streams.is_dropped(stream_id)
-        if not is_dropped and kind == h2.HEADERS:
-            stream = self._streams.get(stream_id)
-            if stream is not None and stream.is_headed_here:
-                stream.is_headed_here = False
-                frames = as_trailers(frames, stream_id, max_bytes=h2.LEAST_MAX_FRAME_BYTES) if is_last else b""
-        self._streams.note_answer(kind, flags, stream_id)
-        if is_dropped:
-            frames = b""
-        elif self._windows.is_waiting(stream_id):
-            self._windows.wait_behind(stream_id, frames, is_last=is_last)
-            frames = b""
-        elif is_last:
-            self._windows.end(stream_id)
-        self._finish_if_over()
-        return frames
-
-    # Called as models send responses past Triton.
-
-    def take_direct(self, stream_id: int, message: bytes) -> None:
-        """Take a response for a stream; it is sent with the next `flush_direct`."""
-        stream = self._streams.get(stream_id)
-        if stream is None or self._is_lost:
-            return
-        if not stream.is_answered:
-            stream.is_answered = stream.is_headed_here = True
-            self._direct.append(h2.make_frame(h2.HEADERS, h2.END_HEADERS, stream_id, answer_block()))
-        self._direct.append(self._windows.own(stream_id, message))
-
-    def flush_direct(self) -> None:
-        """Send the responses that were taken."""
-        self.send(b"".join(self._direct))
-        self._direct.clear()
+    def finish_if_over(self) -> None:
+        """End the connection to Triton once the client has gone and no stream of it is still answered."""
+        if self._is_lost and not self._streams.is_winding_up:
+            self._state.connections.discard(self)
+            if self._triton is not None:
+                self._triton.close()
 
     def tick(self, now_s: float) -> None:
         """End the connection, or streams of it, if they take too long."""
         self._num_control = 0
         self._to_triton.append(self._streams.overdue(now_s))
         self._flush()
-        self._finish_if_over()
+        self.finish_if_over()
         is_opening = not self._is_greeted or self._headers.is_open
         if self._is_lost:
             return
@@ -244,13 +188,6 @@ class ClientConnection(asyncio.Protocol):
         self._half_frame_s = (self._half_frame_s or time.monotonic()) if self._buffer else None
         self._flush()
 
-    def _finish_if_over(self) -> None:
-        """End the connection to Triton once the client has gone and no stream of it is still answered."""
-        if self._is_lost and not self._streams.is_winding_up:
-            self._state.connections.discard(self)
-            if self._triton is not None:
-                self._triton.close()
-
     def _flush(self) -> None:
         if self._to_triton and self._triton is not None:
             self._triton.send(b"".join(self._to_triton))
@@ -283,32 +220,15 @@ class ClientConnection(asyncio.Protocol):
             case h2.RST_STREAM:
                 self._take_reset(frame)
             case h2.WINDOW_UPDATE:
-                self._take_window(frame)
+                self._to_triton.append(self.answers.take_window(frame))
             case h2.SETTINGS if not frame.flags & h2.ACK:
-                self._take_settings(frame)
+                self._to_triton.append(self.answers.take_settings(frame.payload))
             case h2.SETTINGS | h2.PING | h2.GOAWAY:
                 self._to_triton.append(frame.raw)
             case h2.PUSH_PROMISE:
                 raise ProtocolError("a client cannot push")
             case _:
                 pass  # priorities and unknown kinds: of no use to Triton
-
-    def _take_settings(self, frame: Frame) -> None:
-        """Send Triton the client's settings, without a table for headers: so no block depends on one before it."""
-        self._to_triton.append(h2.with_setting(frame.payload, h2.HEADER_TABLE_SIZE, 0))
-        self._windows.set_first(h2.setting_of(frame.payload, h2.INITIAL_WINDOW_SIZE))
-
-    def _take_window(self, frame: Frame) -> None:
-        stream_id, num_bytes = frame.stream_id, h2.given_back(frame.payload)
-        if not num_bytes:  # Triton ends the connection
-            self._to_triton.append(frame.raw)
-            return
-        of_triton, frames = self._windows.give(stream_id, num_bytes)
-        self.send(frames)
-        if not of_triton:
-            return
-        if self._streams.is_tritons(stream_id):
-            self._to_triton.append(h2.give_back(of_triton, stream_id))
 
     def _take_headers(self, frame: Frame) -> None:
         if frame.kind == h2.HEADERS:
@@ -347,7 +267,7 @@ class ClientConnection(asyncio.Protocol):
             is_half_closed=bool(flags & h2.END_STREAM),
         )
         self._streams.begin(stream_id, stream)
-        self._windows.begin(stream_id)
+        self.answers.begin(stream_id)
         if stream.is_held and stream.is_half_closed:
             self._refuse_held(stream_id)
         elif not stream.is_held:
@@ -360,7 +280,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if not stream.is_direct:
             self._streams.expect_direct(stream)
-            self._state.direct.expect(stream.name, self, stream_id)
+            self._state.direct.expect(stream.name, self.answers, stream_id)
         self._state.direct.name(model, stream.name)
 
     def _send_headers(self, stream_id: int, flags: int, headers: Headers) -> None:
@@ -401,12 +321,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_reset(self, frame: Frame) -> None:
         self._to_triton.append(self._streams.leave(frame.stream_id))
-        self._end_windows(frame.stream_id)
-
-    def _end_windows(self, stream_id: int) -> None:
-        """Forget what waits for a client on a stream; Triton gets back what it has sent of that."""
-        if lost := self._windows.end(stream_id):
-            self._to_triton.append(h2.give_back(lost))
+        self._to_triton.append(self.answers.end(frame.stream_id))
 
     def _count_control(self) -> None:
         self._num_control += 1
@@ -427,7 +342,7 @@ class ClientConnection(asyncio.Protocol):
         self.send(h2.make_frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream_id, block))
         self.send(h2.reset(stream_id, h2.NO_ERROR))  # the rest of the client's message is of no use
         self._to_triton.append(to_triton)
-        self._end_windows(stream_id)
+        self._to_triton.append(self.answers.end(stream_id))
 
     def _end(self, code: int, why: str) -> None:
         if self._is_greeted:

@@ -30,7 +30,7 @@ class TritonConnection(asyncio.Protocol):
 
         What models sent past Triton goes first: Triton says the last of a request after that was written.
         """
-        self._client.drain_direct()
+        self._client.answers.drain()
         data = self._rest + data if self._rest else data
         pieces, sent, position, size = list[bytes](), 0, 0, len(data)
         block, head_flags, head_id = -1, 0, 0  # where a header block began, the flags and stream of its first frame
@@ -48,12 +48,12 @@ class TritonConnection(asyncio.Protocol):
                 if kind == h2.HEADERS:
                     block, head_flags, head_id = position, flags, stream_id
                 if flags & h2.END_HEADERS:
-                    start, instead = block, self._client.answer(h2.HEADERS, head_flags, head_id, data[block:following])
+                    start, instead = block, self._other(h2.HEADERS, head_flags, head_id, data[block:following])
                     block = -1
             elif kind == h2.RST_STREAM:
-                instead = self._client.answer(kind, flags, stream_id, data[position:following])
+                instead = self._other(kind, flags, stream_id, data[position:following])
             elif kind == h2.SETTINGS and flags & h2.ACK:
-                instead = data[position:following] + self._client.acknowledge()
+                instead = data[position:following] + self._client.answers.acknowledge()
             elif kind == h2.SETTINGS:
                 found = h2.setting_of(data[body:following], h2.MAX_FRAME_SIZE)
                 self._client.max_frame_bytes = found or self._client.max_frame_bytes
@@ -69,19 +69,19 @@ class TritonConnection(asyncio.Protocol):
 
     def _data(self, flags: int, stream_id: int, data: bytes, start: int, end: int) -> bytes | None:
         """Return what goes to the client in place of a frame of data; None: the frame as it is."""
-        if self._client.is_dropped(stream_id):
-            if end > start:
-                self.send(h2.give_back(end - start) + h2.give_back(end - start, stream_id))
-            instead: bytes | None = b""
-        elif self._client.spend(stream_id, end - start):
-            instead = None
-        else:
-            instead = self._client.hold(
-                stream_id, flags, h2.body_of(h2.Frame(h2.DATA, flags, stream_id, data[start:end], b""))
-            )
+        if not self._client.is_dropped(stream_id):
+            return self._client.answers.data(flags, stream_id, memoryview(data)[start:end])
+        if end > start:
+            self.send(h2.give_back(end - start) + h2.give_back(end - start, stream_id))
         if flags & h2.END_STREAM:
-            self._client.answer(h2.DATA, flags, stream_id, b"")
-        return instead
+            self._other(h2.DATA, flags, stream_id, b"")
+        return b""
+
+    def _other(self, kind: int, flags: int, stream_id: int, frames: bytes) -> bytes:
+        """Return what goes to the client of frames that are no data."""
+        found = self._client.answers.frames(kind, flags, stream_id, frames)
+        self._client.finish_if_over()
+        return found
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's connection, because Triton has gone."""
