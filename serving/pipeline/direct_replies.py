@@ -11,6 +11,7 @@ A request that no frontend has named is answered through Triton alone: there is 
 another model asks and has handed the frontend's parameters on.
 """
 
+import contextlib
 import logging
 import os
 import socket
@@ -56,6 +57,12 @@ class DirectWay:
                 self._named[stream_name] = num_requests - 1
         return num_requests > 0
 
+    def is_there(self) -> bool:
+        """Return whether the frontend is there still."""
+        with self._named_lock:
+            self._read()
+        return self.is_open
+
     def put(self, stream_name: bytes, message: bytes) -> None:
         """Keep a message for the next `flush`."""
         kept = HEAD.pack(len(message), len(stream_name)) + stream_name + message
@@ -73,14 +80,22 @@ class DirectWay:
                 self._writer.sendall(b"".join(waiting))
             except OSError as exc:  # a part of a message may have gone: nothing may follow it
                 _log.warning("a frontend takes no responses any more: %s", exc)
-                self.close()
+                self._give_up()
 
     def close(self) -> None:
-        """Write no more; what was kept is lost."""
+        """Close the connection; no other thread uses it any more."""
         self.is_open = False
         for each in (self._writer, self._reader):
             if each is not None:
                 each.close()
+
+    def _give_up(self) -> None:
+        """Write no more; what was kept is lost."""
+        # Not closed: another thread may be writing, and the descriptor would be somebody else's.
+        self.is_open = False
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
         if not self.is_open or self._reader is None:
@@ -89,8 +104,12 @@ class DirectWay:
         while size == _READ_BYTES:
             try:
                 data = self._reader.recv(_READ_BYTES)
-            except OSError:  # nothing is there, or the way was closed meanwhile
-                return
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:  # the frontend has gone
+                self._give_up()
             size = len(data)
             names, self._rest = read_names(self._rest + data)
             for name in names:

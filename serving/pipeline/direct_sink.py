@@ -52,7 +52,7 @@ class DirectSink:
 
     def is_cancelled(self) -> bool:
         """Return whether the client has gone; its frontend tells while it is there (`serving.process.left_streams`)."""
-        return not self._way.is_open and self._sink.is_cancelled()
+        return not self._way.is_there() and self._sink.is_cancelled()
 
     def fail(self, error: ServingError) -> None:
         """Send an error through Triton, behind all that was kept."""
