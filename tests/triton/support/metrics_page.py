@@ -9,8 +9,8 @@ from typing import Any
 
 
 @contextmanager
-def metrics_page(text: Callable[[], str]) -> Iterator[str]:
-    """Serve a page of metrics on a free port, and yield its `host:port`."""
+def metrics_page(text: Callable[[], str], *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve a page of metrics on a port, 0: a free one, and yield its `host:port`."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -24,11 +24,11 @@ def metrics_page(text: Callable[[], str]) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             """Log nothing: the page is asked for four times a second."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    server = ThreadingHTTPServer((host, port), Page)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"127.0.0.1:{server.server_port}"
+        yield f"{host}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
