@@ -115,13 +115,20 @@ class EndpointPicker:
 async def serve(
     picker: EndpointPicker, listen: str, credentials: Any, *, stop: asyncio.Event, exit_timeout_s: float
 ) -> None:
-    """Answer Envoy at an address until `stop` is set, and running requests to their end or `exit_timeout_s`."""
-    server = grpc.aio.server()
+    """Answer Envoy at an address until `stop` is set, and running requests to their end or `exit_timeout_s`.
+
+    Raises:
+        Unavailable: the address is taken.
+    """
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers(_handlers(picker))
-    if credentials is None:
-        server.add_insecure_port(listen)
-    else:
-        server.add_secure_port(listen, credentials)
+    try:
+        if credentials is None:
+            server.add_insecure_port(listen)
+        else:
+            server.add_secure_port(listen, credentials)
+    except RuntimeError as exc:
+        raise Unavailable(f"nothing can listen at {listen}; take another --listen, or end what is there") from exc
     await server.start()
     _log.info("the endpoint picker answers at %s", listen)
     await stop.wait()

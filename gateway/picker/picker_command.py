@@ -80,7 +80,8 @@ def picker(
           --url dns:///chat-pods.llm.svc.cluster.local:8001 --metrics-url dns:///chat-pods.llm.svc.cluster.local:8002
 
     \b
-    Exit codes: 0 ended by SIGTERM; 2 the deployment, an address or a certificate is wrong.
+    Exit codes: 0 ended by SIGTERM; 1 the address of --listen is taken; 2 the deployment, an address or a certificate
+    is wrong.
     """
     host, port = read_address(listen, field="listen")
     if not is_loopback(host) and cert_file is None:
@@ -106,6 +107,8 @@ def picker(
 
 def _check_urls(urls: list[str]) -> None:
     for url in urls:
+        if urls.count(url) > 1:
+            raise SpecError(f"--url {url} is given twice; name each server once", field="url", value=url)
         if is_server_name(url):
             read_server_name(url)
         elif not has_address(url):
