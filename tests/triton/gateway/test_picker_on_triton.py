@@ -128,7 +128,7 @@ def test_a_prompt_goes_where_its_beginning_is_and_new_ones_take_turns(envoy: Env
     for text in ("amber " * 100, "river " * 100):
         for more in range(3):
             assert ask(envoy, f"{text} {id(envoy)} {more * 'and so on ' * 30}")[0] == 200
-    hosts = envoy.hosts()
+    hosts = envoy.hosts(6)
     assert len(hosts) == 6
     assert len(set(hosts[:3])) == len(set(hosts[3:])) == 1
     assert set(hosts) <= set(site.endpoints)
@@ -157,7 +157,7 @@ def test_requests_go_where_nobody_else_has_his_own(envoy: EnvoyOfPicker, site: S
         time.sleep(1.5)  # until the picker has looked again
         for number in range(4):
             assert ask(envoy, f"{number}")[0] == 200
-    assert envoy.hosts() == [site.endpoints[1]] * 4
+    assert envoy.hosts(4) == [site.endpoints[1]] * 4
 
 
 def test_requests_without_a_body_and_with_one_that_cannot_be_read_are_the_servers_to_answer(
@@ -169,7 +169,7 @@ def test_requests_without_a_body_and_with_one_that_cannot_be_read_are_the_server
         urllib.request.urlopen(request, timeout=30)
     with refused.value:
         assert refused.value.code == 400
-    assert set(envoy.hosts()) <= set(site.endpoints)
+    assert set(envoy.hosts(2)) <= set(site.endpoints)
 
 
 def test_probes_are_told_whether_a_server_takes_requests(site: Site) -> None:

@@ -174,8 +174,15 @@ class EnvoyOfPicker:
     def log(self) -> str:
         return self._log.read_text()
 
-    def hosts(self) -> list[str]:
-        """Return where each request so far went, in the order of their ends."""
+    def hosts(self, number: int) -> list[str]:
+        """Return where so many requests went, in the order of their ends, once Envoy has written that down."""
+        end_s = time.monotonic() + _START_S
+        while len(found := self._hosts()) < number:
+            assert time.monotonic() < end_s, found
+            time.sleep(0.1)
+        return found
+
+    def _hosts(self) -> list[str]:
         urllib.request.urlopen(
             urllib.request.Request(f"http://127.0.0.1:{self._admin_port}/reopen_logs", method="POST"), timeout=10
         ).close()
