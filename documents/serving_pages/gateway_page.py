@@ -114,8 +114,8 @@ def routing_table(found: Document) -> str:
     ]
     header = ["", "chosen by", "TTFT p50, ms", "p95", "p99", "share of prompts that was cached"]
     said = (
-        f"Conversations of {found['turns']} turns by way of two gateways, or eight, to {found['servers']} simulated engines, in "
-        "virtual time; in bursts others ask the first server alone, by way of neither. "
+        f"Conversations of {found['turns']} turns by way of two gateways, or eight, to {found['servers']} simulated "
+        "engines, in virtual time; in bursts others ask the first server alone, by way of neither. "
     )
     return markdown_table(header, rows) + "\n\n" + said + source("routing_in_virtual_time")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request on its way through Envoy: what the picker is told of it, and what it answers.
+"""A request on its way through Envoy: what the picker is told of it, and what it answers.
 
 Source: the endpoint picker protocol of the Gateway API inference extension, v1.0.0; Envoy's `external_processor.proto`.
 The pick is made once the body is there, for it has the prompt. Envoy passes bodies in one of three ways: not at all;

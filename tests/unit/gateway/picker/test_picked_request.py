@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request between Envoy and the picker, message by message, in each way that Envoy passes bodies."""
+"""A request between Envoy and the picker, message by message, in each way that Envoy passes bodies."""
 
 import json
 from typing import Any
