@@ -2,10 +2,16 @@
 """The command `trireme gateway picker`: what it refuses, with what to write instead."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import grpc
 import pytest
+from certificates import Authority
 
+from gateway.picker.envoy_messages import HEALTH, SERVING, HealthCheckRequest, HealthCheckResponse
+from trireme.base.free_ports import free_ports
 from trireme.commands import run_command
 
 HERE = "127.0.0.1:8001"
@@ -40,3 +46,33 @@ def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) ->
         run_command("gateway", ["picker", "--url", HERE, "--listen", f"127.0.0.1:{taken.getsockname()[1]}"])
     assert ended.value.code == 1
     assert "take another --listen" in capsys.readouterr().err
+
+
+def test_envoy_may_ask_by_tls_and_callers_without_it_get_nothing(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    shown = authority.issue("picker", hosts=("picker.example",))
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "trireme", "gateway", "picker", "--url", HERE, "--listen", f"127.0.0.1:{port}"]
+    with (tmp_path / "picker.log").open("wb") as log:
+        process = subprocess.Popen([*command, "--cert-file", shown.cert, "--key-file", shown.key], stderr=log)
+    try:
+        credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes())
+        options = [("grpc.ssl_target_name_override", "picker.example")]
+        with grpc.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+            assert is_alive(channel, timeout_s=60)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert not is_alive(channel, timeout_s=1)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0, (tmp_path / "picker.log").read_text()
+
+
+def is_alive(channel: grpc.Channel, *, timeout_s: float) -> bool:
+    check = channel.unary_unary(
+        f"/{HEALTH}/Check", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+    )
+    try:
+        asked = HealthCheckRequest(service="liveness")
+        return bool(check(asked, timeout=timeout_s, wait_for_ready=True).status == SERVING)
+    except grpc.RpcError:
+        return False
