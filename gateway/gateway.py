@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clients.access import NO_ACCESS, Access
 from clients.embedding_messages import EmbeddingRequest
-from clients.streaming import AsyncTritonClient
 from clients.tls_context import check_access
 from ensemble_configs.spec.gateway_spec import GatewaySpec, SemanticCacheSpec
 from gateway.access.caller import ANYBODY, Callers
@@ -46,8 +45,8 @@ from gateway.redis_place import RedisPlace, connected
 from gateway.response_socket import ResponseSockets
 from gateway.running_answer import Observers
 from gateway.served_models import ServedModels
-from gateway.servers.server import Server
-from gateway.servers.server_names import NamedServers, is_server_name, read_server_name
+from gateway.servers.open_pool import ServerPlaces, open_pool
+from gateway.servers.server_names import is_server_name, read_server_name
 from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.errors import SpecError
 from trireme.base.http_access import HttpAccess
@@ -97,7 +96,8 @@ class Gateway:
         limits_redis: has the use of limits, for several gateways; None: this process has it.
         cache_redis: has the kept answers, for several gateways; None: this process has them.
         rules: the deployment's for gateways.
-        metrics_urls: of the pages of metrics, one for each server, for the figures that admins see; empty: unknown.
+        metrics_urls: of the pages of metrics, one for each URL, for the choice of a server by its load, and for the
+            figures that admins see; empty: unknown.
         rollouts: place of their store, for the same; None: unknown.
 
     Raises:
@@ -125,7 +125,8 @@ class Gateway:
         check_access(server_access)
         access.keys()
         self.models = models
-        self._names = [read_server_name(url) for url in urls if is_server_name(url)]
+        for url in filter(is_server_name, urls):
+            read_server_name(url)
         self._urls, self._server_access, self._access, self._limits = urls, server_access, access, limits
         self._keys, self._ledger, self._rules = keys, ledger, rules
         self._limits_redis, self._cache_redis = limits_redis, cache_redis
@@ -213,28 +214,19 @@ class Gateway:
             models = [model.name for model in self.models]
             yield await stack.enter_async_context(open_oidc(self._rules.oidc, others=book, models=models))
 
-    @contextlib.asynccontextmanager
-    async def _pool(self, metrics: GatewayMetrics) -> AsyncIterator[ServerPool]:
-        async with contextlib.AsyncExitStack() as stack:
-            servers = [self._server(url) for url in self._urls if not is_server_name(url)]
-            for server in servers:
-                stack.push_async_callback(server.client.close)
-            pool = ServerPool(
-                servers,
-                is_changing=bool(self._names),
-                has_affinity=self._limits.has_affinity,
-                silence_s=self._limits.silence_s,
-                on_move=metrics.note_move,
-            )
-            await stack.enter_async_context(pool.followed())
-            for name in self._names:
-                make = functools.partial(self._server, access=name.access(self._server_access))
-                await stack.enter_async_context(NamedServers(name, pool, make).followed())
-            yield pool
-
-    def _server(self, url: str, *, access: Access | None = None) -> Server:
-        client = AsyncTritonClient(url, access=access or self._server_access)
-        return Server(url, client, {model.triton_model for model in self.models})
+    def _pool(self, metrics: GatewayMetrics) -> contextlib.AbstractAsyncContextManager[ServerPool]:
+        places = ServerPlaces(
+            urls=self._urls,
+            models=frozenset(model.triton_model for model in self.models),
+            access=self._server_access,
+            pages=self._metrics_urls,
+        )
+        return open_pool(
+            places,
+            has_affinity=self._limits.has_affinity,
+            silence_s=self._limits.silence_s,
+            on_move=metrics.note_move,
+        )
 
     @contextlib.asynccontextmanager
     async def _limiter(self) -> AsyncIterator[LimitKeeper]:
@@ -278,11 +270,9 @@ class Gateway:
         return SemanticCache(spec, embed, metrics)
 
     def _status(self, pool: ServerPool, recent: RecentRequests) -> StatusRoutes:
-        pages = {
-            url: MetricsPage(page, self.models.texts, self._server_access) for url, page in self._metrics_urls.items()
-        }
+        page_of = functools.partial(MetricsPage, models=self.models.texts, access=self._server_access)
         rollouts = None if self._rollouts is None else Rollouts(self._rollouts)
-        return StatusRoutes(self.models, pool, recent, pages=pages, rollouts=rollouts)
+        return StatusRoutes(self.models, pool, recent, page_of=page_of, rollouts=rollouts)
 
     def _budgets(self) -> contextlib.AbstractAsyncContextManager[Budgets | None]:
         return contextlib.nullcontext(None) if self._ledger is None else Budgets(self._ledger.store)

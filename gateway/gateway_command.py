@@ -120,9 +120,10 @@ def serve(
     metrics_url: Annotated[
         list[str] | None,
         typer.Option(
-            help="Triton's page of metrics, host:port or an http:// or https:// address, for the queue and the KV "
-            "cache on the gateway's page; again for each --url, in the same order.",
-            show_default="they are not shown",
+            help="Triton's page of metrics, host:port or an http:// or https:// address: requests go where the queue "
+            "and the KV cache have room, and the gateway's page shows both. Again for each --url, in the same order; "
+            "dns:///NAME:PORT beside such a --url.",
+            show_default="requests of other gateways are not seen",
         ),
     ] = None,
     rollouts: Annotated[
@@ -174,7 +175,8 @@ def serve(
       curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
           -d '{"messages": [{"role": "user", "content": "Hi"}], "stream": true}'
       trireme gateway serve --deployment mine.yaml --url grpcs://llm.example:443 --server-token-file key.txt
-      trireme gateway serve --deployment mine.yaml --url gpu1:8001 --url gpu2:8001
+      trireme gateway serve --deployment mine.yaml --url gpu1:8001 --url gpu2:8001 \\
+          --metrics-url gpu1:8002 --metrics-url gpu2:8002
       trireme gateway serve --deployment mine.yaml --url dns:///chat-pods.llm.svc.cluster.local:8001
       trireme gateway serve --host 0.0.0.0 --cert-file tls.crt --key-file tls.key --keys keys.sqlite
       trireme gateway serve --keys keys.sqlite --ledger ledger.sqlite

@@ -153,8 +153,16 @@ class _Servers(Collector):
             "1: the server takes requests for every model; 0: not for all, it goes, or it failed and is left alone",
             labels=["server"],
         )
+        load = GaugeMetricFamily(
+            "trireme_gateway_server_load_requests",
+            "Requests at a server, those of others too, as its figures tell; absent where they are unknown or too old",
+            labels=["server"],
+        )
         for server in self._servers:
             running.add_metric([server.url], server.num_running)
             takes.add_metric([server.url], server.takes_all)
+            if (figures := server.figures) is not None:
+                load.add_metric([server.url], server.num_running + figures.num_of_others)
         yield running
         yield takes
+        yield load

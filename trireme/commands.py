@@ -91,6 +91,9 @@ COMMANDS = {
             "envoy": Command(
                 "gateway.envoy.envoy_command", "envoy", "Write the configuration of an Envoy before several gateways"
             ),
+            "picker": Command(
+                "gateway.picker.picker_command", "picker", "Pick the server of each request for a Gateway API's Envoy"
+            ),
         },
     ),
     "adapters": Command(

@@ -16,6 +16,8 @@ def page(text: str) -> str:
         "limits": limits_table(latest("gateway_limits")),
         "ledger": ledger_table(latest("gateway_ledger")),
         "affinity": affinity_table(latest("gateway_affinity")),
+        "routing": routing_table(latest("routing_in_virtual_time")),
+        "hits": hits_table(latest("answer_cache_hits")),
         "moved": moved_table(latest("gateway_moved_streams_openvino")),
         "requests of others": requests_table(latest("openai_requests")),
         "semantic cache": semantic_table(latest("semantic_cache")),
@@ -83,10 +85,13 @@ def affinity_table(found: Document) -> str:
     titles = {
         "one server": "one server alone",
         "affinity": f"{found['servers']} servers, by the beginnings of prompts",
+        "affinity and load": f"{found['servers']} servers, by the beginnings of prompts and by load",
         "fewest running": f"{found['servers']} servers, by the fewest running requests",
     }
     rows = [
-        [title, f"{shares[name]:.3f}", f"{shares[name] / shares['one server']:.2f}"] for name, title in titles.items()
+        [title, f"{shares[name]:.3f}", f"{shares[name] / shares['one server']:.2f}"]
+        for name, title in titles.items()
+        if name in shares  # results from before load was seen have one less
     ]
     header = ["where requests go", "share of the prompts' tokens that was cached", "of one server's"]
     said = (
@@ -94,6 +99,26 @@ def affinity_table(found: Document) -> str:
         f"({found['engine']}); the goal was 0.9 of one server's. "
     )
     return markdown_table(header, rows) + "\n\n" + said + source("gateway_affinity")
+
+
+def routing_table(found: Document) -> str:
+    """Return the table of the TTFT of requests that go by beginnings and by load, and the source of it."""
+    rows = [
+        [
+            case if number == 0 else "",
+            way,
+            *(f"{figures[f'ttft_p{share}_ms']:,.0f}" for share in (50, 95, 99)),
+            f"{figures['cached_share']:.2f}",
+        ]
+        for case, ways in found["found"].items()
+        for number, (way, figures) in enumerate(ways.items())
+    ]
+    header = ["", "chosen by", "TTFT p50, ms", "p95", "p99", "share of prompts that was cached"]
+    said = (
+        f"Conversations of {found['turns']} turns by way of two gateways, or eight, to {found['servers']} simulated "
+        "engines, in virtual time; in bursts others ask the first server alone, by way of neither. "
+    )
+    return markdown_table(header, rows) + "\n\n" + said + source("routing_in_virtual_time")
 
 
 def moved_table(found: Document) -> str:
@@ -113,6 +138,34 @@ def moved_table(found: Document) -> str:
     )
     where = source("gateway_moved_streams_openvino")
     return markdown_table(["the demo model on OpenVINO, real Tritons", ""], rows) + "\n\n" + said + where
+
+
+def hits_table(found: Document) -> str:
+    """Return the table of how often a kept answer is there, and the source of it."""
+    rows = [
+        [
+            f"{row['skew']:g}",
+            f"{row['ttl_s']:,.0f}",
+            str(row["owners"]),
+            f"{row['max_mib']:g}",
+            f"{row['hit_share']:.0%}",
+            f"{row['expected']:.0%}",
+        ]
+        for row in found["rows"]
+    ]
+    header = [
+        "skew of the questions",
+        "`ttl_s`",
+        "tenants",
+        "`max_mib`",
+        "answers that were there",
+        "by theory",
+    ]
+    said = (
+        f"{found['questions']:,} questions by Zipf's law, {found['requests_per_s']:g} requests/s, all greedy, answers "
+        f"of {found['answer_tokens']} words, in virtual time. "
+    )
+    return markdown_table(header, rows) + "\n\n" + said + source("answer_cache_hits")
 
 
 def requests_table(found: Document) -> str:

@@ -2,6 +2,7 @@
 """The figures that servers tell of themselves, on the page of metrics of each: queue, KV cache, tokens."""
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,14 +14,14 @@ import msgspec
 from clients.access import Access
 from clients.load_run.server_samples import read_metrics
 from gateway.served_models import ServedModel
-from gateway.servers.server_names import is_server_name
-from trireme.base.errors import ServingError, SpecError
+from gateway.servers.server_load import engine_of
+from gateway.servers.server_names import is_server_name, read_server_name
+from trireme.base.errors import RequestError, ServingError, SpecError
 
 METRICS_OPTION = "--metrics-url"
 _FRESH_S = 1.0  # whoever looks within it sees the same
 _SAMPLE = re.compile(r"(\w+)\{(.*)\}")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_ENGINE = "tensorrt_llm"
 
 
 class EngineFigures(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ class MetricsPage:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._url, self._access, self._now_s = url, access, now_s
-        self._names = {_engine_of(model): model.name for model in models}
+        self._names = {engine_of(model.triton_model): model.name for model in models}
         self._lock = asyncio.Lock()
         self._last, self._shown, self._read_s = _Page(0.0, {}), ServerFigures("it was not read yet"), -_FRESH_S
 
@@ -157,23 +158,41 @@ def figures_of(
 def page_addresses(given: Sequence[str], urls: Sequence[str]) -> dict[str, str]:
     """Return the addresses of the pages of metrics by the URLs of the servers; empty: none are given.
 
+    Servers that come and go under a name have a URL of that name, with the port of their pages.
+
     Raises:
-        SpecError: they are not as many as there are servers, a URL stands for servers that come and go, or one is no
-            address.
+        SpecError: they are not as many as there are servers, one is no address, or it is not of the same name.
     """
-    if given and any(map(is_server_name, urls)):
-        raise SpecError(
-            f"{METRICS_OPTION} is for servers with an address of their own, and those of dns:/// come and go; leave it "
-            "out, or name each server by a --url",
-            field="metrics_url",
-        )
     if given and len(given) != len(urls):
         raise SpecError(
             f"{METRICS_OPTION} is given {len(given)} times for {len(urls)} servers; give it once for each --url, in "
             "the same order, or not at all",
             field="metrics_url",
         )
-    return dict(zip(urls, map(_address, given), strict=False))  # none, or as many
+    return {url: _address_for(url, place) for url, place in zip(urls, given, strict=False)}  # none, or as many
+
+
+def _address_for(url: str, given: str) -> str:
+    if not is_server_name(url) and not is_server_name(given):
+        return _address(given)
+    if is_server_name(url):
+        host = read_server_name(url).host
+        with contextlib.suppress(RequestError):
+            place = read_server_name(given)
+            if place.host == host and not place.is_tls:
+                return given
+        raise SpecError(
+            f"{METRICS_OPTION} {given!r} is not of the same servers as --url {url}, which come and go by the name "
+            f"{host}; write dns:///{host}:PORT with the port of their pages, such as 8002",
+            field="metrics_url",
+            value=given,
+        )
+    raise SpecError(
+        f"{METRICS_OPTION} {given!r} stands for servers that come and go, and --url {url} is one server; write "
+        "host:port of its page",
+        field="metrics_url",
+        value=given,
+    )
 
 
 def _address(given: str) -> str:
@@ -192,9 +211,3 @@ def _address(given: str) -> str:
             value=given,
         )
     return url
-
-
-def _engine_of(model: ServedModel) -> str:
-    """Return Triton's name of a model's engine."""
-    step = "ensemble" if model.triton_model.endswith("ensemble") else "tensorrt_llm_bls"
-    return model.triton_model.removesuffix(step) + _ENGINE

@@ -4,8 +4,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -60,7 +59,7 @@ class StatusRoutes:
     """The handler of the status.
 
     Args:
-        pages: of metrics, by the URL of their server; nobody said where the others are.
+        page_of: returns the reader of a page of metrics, by its URL.
         rollouts: None: nobody said where they are kept.
     """
 
@@ -70,14 +69,17 @@ class StatusRoutes:
         pool: ServerPool,
         recent: RecentRequests,
         *,
-        pages: Mapping[str, MetricsPage] = MappingProxyType({}),
+        page_of: Callable[[str], MetricsPage],
         rollouts: Rollouts | None = None,
     ) -> None:
         self._models, self._pool, self._recent = models, pool, recent
-        self._pages, self._rollouts = pages, rollouts
+        self._page_of, self._rollouts = page_of, rollouts
+        self._pages: dict[str, MetricsPage] = {}  # by the URL of their server
 
     async def status(self, _request: web.BaseRequest, _body: bytes, _caller: Caller) -> web.StreamResponse:
         """Tell the figures of this moment."""
+        urls = {server.url for server in self._pool.servers}
+        self._pages = {url: page for url, page in self._pages.items() if url in urls}  # the others have gone
         servers = asyncio.gather(*map(self._state, self._pool.servers))
         rollouts = None if self._rollouts is None else await self._rollouts.view()
         status = Status(
@@ -91,8 +93,11 @@ class StatusRoutes:
         return json_answer(status, headers={"Cache-Control": "no-store"})
 
     async def _state(self, server: Server) -> ServerState:
-        page = self._pages.get(server.url)
-        figures = None if page is None else await page.figures()
+        figures = None
+        if server.page is not None:
+            if server.url not in self._pages:
+                self._pages[server.url] = self._page_of(server.page.url)
+            figures = await self._pages[server.url].figures()
         taken = [model.name for model in self._models if await self._takes(server, model.triton_model)]
         return ServerState(server.url, taken, self._num_running(server), figures)
 

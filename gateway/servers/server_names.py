@@ -43,6 +43,15 @@ class ServerName(NamedTuple):
         host = f"[{address}]" if ":" in address else address
         return f"{'grpcs://' if self.is_tls else ''}{host}:{self.port}"
 
+    def page_of(self, url: str) -> str:
+        """Return the address of the page of metrics of one server, where this name has the port of such pages.
+
+        Args:
+            url: of the server, as `url_of` of its own name returns it.
+        """
+        host = url.removeprefix("grpcs://").rpartition(":")[0]
+        return f"http://{host}:{self.port}/metrics"
+
     def access(self, access: Access) -> Access:
         """Return the access to its servers, whose certificate is for the name, and not for an address."""
         if not self.is_tls:
@@ -107,7 +116,7 @@ class NamedServers:
             following.cancel()
             for server in self._servers.values():
                 self._pool.remove(server)
-                await server.client.close()
+                await server.close()
 
     async def _follow(self) -> None:
         while True:
@@ -146,4 +155,4 @@ class NamedServers:
             if server.is_leaving and server.num_running == 0:
                 del self._servers[url]
                 self._pool.remove(server)
-                await server.client.close()
+                await server.close()

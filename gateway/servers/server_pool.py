@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
@@ -11,6 +12,7 @@ from clients.infer_messages import GenerateChunk, GenerateRequest
 from gateway.served_models import ServedModel
 from gateway.servers.choice import choose
 from gateway.servers.failures import NO_SERVER
+from gateway.servers.load_page import PageError
 from gateway.servers.prefixes import numbers_of
 from gateway.servers.retry_budget import RetryBudget
 from gateway.servers.routed_call import embed_by_one
@@ -20,6 +22,7 @@ from trireme.base.errors import AccessDenied, Unavailable
 
 SILENCE_S = 30.0
 _LOOK_S, _ANSWER_S = 1.0, 2.0
+READ_S = 0.5  # between two looks at a server's load, which tells of it ten times a second at most
 _log = logging.getLogger("trireme.gateway")
 
 
@@ -45,7 +48,7 @@ class ServerPool:
     ) -> None:
         self.servers, self._has_affinity, self._on_move = list(servers), has_affinity, on_move
         self._only = None if is_changing or len(servers) > 1 else self.servers[0]
-        self._following: dict[Server, asyncio.Task[None]] = {}
+        self._following: dict[Server, list[asyncio.Task[None]]] = {}
         self._silence_s = silence_s
         # A server takes all its streams with it, so each request may move once; second tries are for the few.
         self._budgets = Budgets(RetryBudget(), RetryBudget(share=1.0, most=1024.0))
@@ -57,29 +60,33 @@ class ServerPool:
 
     @contextlib.asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Ask the servers inside the block, each second, which models take requests; a single one is not asked."""
+        """Ask the servers inside the block, each second, which models take requests, and twice a second for their load.
+
+        A single one is not asked.
+        """
         if self._only is not None:
             yield
             return
         await asyncio.gather(*map(self._look, self.servers))
         for server in self.servers:
-            self._following[server] = asyncio.create_task(self._follow(server))
+            self._begin_to_follow(server)
         try:
             yield
         finally:
-            for task in self._following.values():
+            for task in itertools.chain.from_iterable(self._following.values()):
                 task.cancel()
 
     async def add(self, server: Server) -> None:
         """Add a server, once it has been asked which models take requests there; inside `followed`."""
         await self._look(server)
         self.servers.append(server)
-        self._following[server] = asyncio.create_task(self._follow(server))
+        self._begin_to_follow(server)
 
     def remove(self, server: Server) -> None:
         """Take a server out that was added, and at which no request runs."""
         self.servers.remove(server)
-        self._following.pop(server).cancel()
+        for task in self._following.pop(server):
+            task.cancel()
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a server takes requests for a model now.
@@ -156,7 +163,7 @@ class ServerPool:
                 reason=NO_SERVER,
                 retry_after_ms=1000,
             )
-        return choose(fit, numbers, is_session=is_session)
+        return choose(fit, numbers, model=model, is_session=is_session)
 
     def has_others(self, unfit: Sequence[Server]) -> bool:
         """Return whether there are servers but some, well or not."""
@@ -166,10 +173,31 @@ class ServerPool:
         """Note that a stream has gone on at another server, and how long its caller waited for the next token."""
         self._on_move(gap_s)
 
+    def _begin_to_follow(self, server: Server) -> None:
+        self._following[server] = [asyncio.create_task(self._follow(server))]
+        if server.page is not None:
+            self._following[server].append(asyncio.create_task(self._follow_load(server)))
+
     async def _follow(self, server: Server) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             await self._look(server)
+
+    async def _follow_load(self, server: Server) -> None:
+        is_known = True
+        while True:
+            was_known = is_known
+            try:
+                await server.read_load()
+                is_known = True
+            except Exception as exc:  # one page that cannot be read keeps no other from being so
+                is_known = False
+                if was_known:
+                    trace = None if isinstance(exc, PageError) else exc
+                    _log.warning("the load of server %s is unknown: %s", server.url, exc, exc_info=trace)
+            if is_known and not was_known:
+                _log.info("the load of server %s is known again", server.url)
+            await asyncio.sleep(READ_S)
 
     async def _look(self, server: Server) -> None:
         ready = set()

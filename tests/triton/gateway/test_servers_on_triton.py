@@ -93,10 +93,14 @@ def test_conversations_find_nine_tenths_of_what_one_server_would(
         ideal = cached_share(alone, seed=seed + 1)
     with gateway_of(servers, tmp_path) as gateway:
         found = cached_share(gateway, seed=seed + 2)
+    pages = (part for server in servers for part in ("--metrics-url", f"127.0.0.1:{server.metrics_port}"))
+    with gateway_of(servers, tmp_path, *pages) as gateway:
+        by_load = cached_share(gateway, seed=seed + 4)
     with gateway_of(servers, tmp_path, "--no-affinity") as gateway:
         without = cached_share(gateway, seed=seed + 3)
     assert ideal > 0.5
     assert found >= SHARE * ideal
+    assert by_load >= SHARE * ideal
     assert without < SHARE * ideal
     if where is not None:
         result = {
@@ -106,7 +110,12 @@ def test_conversations_find_nine_tenths_of_what_one_server_would(
             "conversations": CONVERSATIONS,
             "turns": TURNS,
             "at_a_time": AT_A_TIME,
-            "cached_share": {"one server": ideal, "affinity": found, "fewest running": without},
+            "cached_share": {
+                "one server": ideal,
+                "affinity": found,
+                "affinity and load": by_load,
+                "fewest running": without,
+            },
             "environment": where,
         }
         write_result("gateway_affinity", result)

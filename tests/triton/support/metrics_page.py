@@ -11,11 +11,18 @@ from typing import Any
 
 @contextmanager
 def metrics_page(
-    text: Callable[[], str], *, tls: ssl.SSLContext | None = None, keys: list[str | None] | None = None
+    text: Callable[[], str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+    keys: list[str | None] | None = None,
 ) -> Iterator[str]:
-    """Serve a page of metrics on a free port, and yield its `host:port`.
+    """Serve a page of metrics, and yield its `host:port`.
 
     Args:
+        host: address to listen at.
+        port: 0: a free one.
         tls: of connections; None: they have none.
         keys: gets the `Authorization` of each request.
     """
@@ -34,7 +41,7 @@ def metrics_page(
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             """Log nothing: the page is asked for four times a second."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    server = ThreadingHTTPServer((host, port), Page)
     if tls is not None:
         # The handshake is that of the request's thread: a client that breaks off must not end this loop.
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
@@ -42,7 +49,7 @@ def metrics_page(
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"127.0.0.1:{server.server_port}"
+        yield f"{host}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -84,6 +84,8 @@ def test_it_asks_every_pod_of_the_stable_servers(servers: Mapping[str, Values]) 
     documents = render(merged(servers["several"], PLAIN, {"clusterDomain": "example.org", "ports": {"grpc": 9001}}))
     urls = options_of(documents)["--url"]
     assert urls == [f"dns:///chat-several-{name}-pods.llm.svc.example.org:9001" for name in ("chat", "code", "draft")]
+    pages = options_of(documents)["--metrics-url"]
+    assert pages == [f"dns:///chat-several-{name}-pods.llm.svc.example.org:8002" for name in ("chat", "code", "draft")]
     headless = {each["metadata"]["name"] for each in of_kind(documents, "Service") if each["spec"].get("clusterIP")}
     assert {url.removeprefix("dns:///").split(".")[0] for url in urls} == headless
 
@@ -200,7 +202,8 @@ def test_it_runs_as_the_servers_do_and_has_no_token(servers: Mapping[str, Values
 def test_whom_it_reaches_and_who_reaches_it(servers: Mapping[str, Values]) -> None:
     documents = render(merged(servers["one"], ALL))
     policies = {is_gateway(each): each["spec"] for each in of_kind(documents, "NetworkPolicy")}
-    [from_gateway] = [rule for rule in policies[False]["ingress"] if rule["ports"] == [{"port": "grpc"}]]
+    ports = [{"port": "grpc"}, {"port": "metrics"}]
+    [from_gateway] = [rule for rule in policies[False]["ingress"] if rule["ports"] == ports]
     pods = {is_gateway(pod): pod for pod in pods_of(documents)}
     assert selects(from_gateway["from"][0]["podSelector"]["matchLabels"], pods[True])
     assert not selects(from_gateway["from"][0]["podSelector"]["matchLabels"], pods[False])
@@ -208,6 +211,7 @@ def test_whom_it_reaches_and_who_reaches_it(servers: Mapping[str, Values]) -> No
     assert callers["from"] == [*ALL["openai"]["clients"], *ALL["network"]["monitoring"]]
     _, to_servers, *others = policies[True]["egress"]
     assert selects(to_servers["to"][0]["podSelector"]["matchLabels"], pods[False])
+    assert to_servers["ports"] == ports
     assert others == ALL["openai"]["egress"]
     [policy] = [each for each in of_kind(render(merged(servers["one"], PLAIN)), "NetworkPolicy") if is_gateway(each)]
     assert policy["spec"]["ingress"] == []
@@ -234,6 +238,7 @@ def test_servers_with_tls_of_their_own_are_asked_by_the_name_in_their_certificat
     documents = render(merged(servers["one"], PLAIN, SITES["TLS of Triton's own"]))
     options = options_of(documents)
     assert options["--url"] == ["grpcs+dns:///chat-one-chat-pods.llm.svc.cluster.local:8001"]
+    assert options["--metrics-url"] == ["dns:///chat-one-chat-pods.llm.svc.cluster.local:8002"]
     assert options["--server-name"] == ["chat.models.svc"]
     assert options["--server-ca-file"] == ["/etc/trireme/grpc-tls/ca.crt"]
     assert options["--server-cert-file"] == ["/etc/trireme/grpc-tls/tls.crt"]

@@ -36,8 +36,11 @@ labels:
 {{- $scheme := ternary "dns" "grpcs+dns" (empty .Values.grpcTls.directory) -}}
 {{- range $name := keys .Values.servers | sortAlpha }}
 {{- if not (get $.Values.servers $name).stable }}
+{{- $pods := printf "%s-pods.%s.svc.%s" (include "trireme.serverName" (dict "root" $ "name" $name)) $.Release.Namespace $.Values.clusterDomain }}
 - --url
-- {{ $scheme }}:///{{ include "trireme.serverName" (dict "root" $ "name" $name) }}-pods.{{ $.Release.Namespace }}.svc.{{ $.Values.clusterDomain }}:{{ $.Values.ports.grpc }}
+- {{ $scheme }}:///{{ $pods }}:{{ $.Values.ports.grpc }}
+- --metrics-url
+- dns:///{{ $pods }}:{{ $.Values.ports.metrics }}
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -87,10 +87,22 @@ def test_an_address_may_be_a_host_and_a_port_and_there_is_one_for_each_server() 
     assert page_addresses([], ["a:1", "b:1"]) == {}
     found = page_addresses(["a:2", "https://b:2/m"], ["a:1", "b:1"])
     assert found == {"a:1": "http://a:2/metrics", "b:1": "https://b:2/m"}
-    with pytest.raises(SpecError, match="servers with an address of their own"):
-        page_addresses(["a:2"], ["dns:///pods:1"])
+    assert page_addresses(["dns:///pods:2"], ["grpcs+dns:///pods:1"]) == {"grpcs+dns:///pods:1": "dns:///pods:2"}
     with pytest.raises(SpecError, match="--metrics-url is given 1 times for 2 servers"):
         page_addresses(["a:2"], ["a:1", "b:1"])
+
+
+@pytest.mark.parametrize(
+    "given", ["a:2", "dns:///others:2", "grpcs+dns:///pods:2", "dns:///pods:0", "http://pods:2/metrics"]
+)
+def test_servers_that_come_and_go_have_pages_of_their_name(given: str) -> None:
+    with pytest.raises(SpecError, match=r"not of the same servers as --url dns:///pods:1.*write dns:///pods:PORT"):
+        page_addresses([given], ["dns:///pods:1"])
+
+
+def test_one_server_has_no_pages_of_a_name() -> None:
+    with pytest.raises(SpecError, match="--url a:1 is one server; write host:port"):
+        page_addresses(["dns:///pods:2"], ["a:1"])
 
 
 @pytest.mark.parametrize(

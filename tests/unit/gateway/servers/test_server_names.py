@@ -8,11 +8,13 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from gateway_before_scripts import counts, wait_until
 from kserve_server import KServeServer, response, story
+from metrics_page import metrics_page
 from running_gateway import RunningGateway
 
 from clients.access import Access
@@ -154,6 +156,35 @@ def test_the_status_has_the_servers_of_now(site: Site) -> None:
     assert shown() == {host: ["demo"] for host in HOSTS}
 
 
+def test_servers_that_come_tell_their_load_at_the_port_of_their_pages(names: Names) -> None:
+    ports = free_ports(2)
+    engine = '{model="tensorrt_llm",version="1"}'
+    text = f"trireme_engine_up{engine} 1\ntrireme_requests_running{engine} "
+    with contextlib.ExitStack() as stack:
+        for number, host in enumerate(HOSTS[:2]):
+            server = KServeServer(*story())
+            assert server._server.add_insecure_port(f"{host}:{ports[0]}") == ports[0]
+            stack.enter_context(server)
+            stack.enter_context(metrics_page(partial(str, f"{text}{7 * number}\n"), host=host, port=ports[1]))
+        gateway = stack.enter_context(
+            RunningGateway(f"dns:///pods.example:{ports[0]}", metrics_urls=(f"dns:///pods.example:{ports[1]}",))
+        )
+
+        def shown() -> dict[str, float]:
+            page = gateway.call("GET", "/metrics").data.decode()
+            found = re.findall(r'^trireme_gateway_server_load_requests{server="(\S+):\d+"} (\S+)$', page, re.MULTILINE)
+            return {host: float(value) for host, value in found}
+
+        names.addresses = [HOSTS[0]]
+        wait_until(lambda: shown() == {HOSTS[0]: 0})
+        names.addresses = list(HOSTS[:2])
+        wait_until(lambda: shown() == {HOSTS[0]: 0, HOSTS[1]: 7})
+        figures = [each["figures"]["engines"] for each in gateway.call("GET", "/admin/status").json["servers"]]
+        assert [engine["running_requests"] for [engine] in figures] == [0, 7]
+        names.addresses = [HOSTS[1]]
+        wait_until(lambda: shown() == {HOSTS[1]: 7})
+
+
 def test_a_dns_that_answers_nothing_takes_no_server_away(site: Site) -> None:
     site.serve_at(HOSTS[0])
     site.names.addresses = []
@@ -174,6 +205,9 @@ def test_a_url_that_is_no_name_of_servers_is_refused_with_what_to_write(url: str
 
 def test_a_certificate_is_for_the_name_and_not_for_an_address() -> None:
     plain, secure = read_server_name("dns:///pods.llm:8001"), read_server_name("grpcs+dns:///pods.llm.:8001")
+    pages = read_server_name("dns:///pods.llm:8002")
+    assert pages.page_of(plain.url_of("10.0.0.1")) == "http://10.0.0.1:8002/metrics"
+    assert pages.page_of(secure.url_of("fd00::1")) == "http://[fd00::1]:8002/metrics"
     assert plain.access(Access()) == Access()
     assert secure.access(Access(ca_file="ca.pem")) == Access(is_tls=True, ca_file="ca.pem", server_name="pods.llm")
     assert secure.access(Access(server_name="chat")).server_name == "chat"

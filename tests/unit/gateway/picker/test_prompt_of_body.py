@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prompts in bodies of several APIs, and bodies that have none."""
+
+import json
+
+import pytest
+
+from clients.infer_messages import GenerateRequest
+from gateway.picker.prompt_of_body import Prompt, prompt_of
+from gateway.servers.prefixes import numbers_of
+
+CHAT: list[dict[str, object]] = [{"role": "user", "content": "x" * 600}]
+TEXT = "word " * 200
+OF_CHAT = tuple(numbers_of(GenerateRequest(messages=CHAT, max_tokens=1)))
+OF_TEXT = tuple(numbers_of(GenerateRequest(text_input=TEXT, max_tokens=1)))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prompt"),
+    [
+        ("/v1/chat/completions", {"model": "chat", "messages": CHAT}, Prompt("chat", OF_CHAT)),
+        ("/v1/messages", {"model": "chat", "messages": CHAT, "max_tokens": 9}, Prompt("chat", OF_CHAT)),
+        ("/v1/responses", {"model": "chat", "input": CHAT}, Prompt("chat", OF_CHAT)),
+        ("/v1/responses", {"input": TEXT}, Prompt("", OF_TEXT)),
+        ("/v1/completions", {"model": "chat", "prompt": TEXT}, Prompt("chat", OF_TEXT)),
+        ("/v2/models/ensemble/generate_stream", {"text_input": TEXT}, Prompt("ensemble", OF_TEXT)),
+        ("/v2/models/ensemble/versions/1/infer", {"inputs": []}, Prompt("ensemble")),
+        ("/v1/completions", {"model": 7, "prompt": [1, 2], "messages": [3]}, Prompt()),
+    ],
+)
+def test_each_api_has_its_prompt(path: str, body: dict[str, object], prompt: Prompt) -> None:
+    assert prompt_of(path, json.dumps(body).encode()) == prompt
+
+
+def test_a_conversation_may_have_a_name() -> None:
+    body = {"messages": CHAT, "prompt_cache_key": "mine"}
+    found = prompt_of("/v1/chat/completions", json.dumps(body).encode())
+    assert found.is_session
+    assert found.numbers == tuple(numbers_of(GenerateRequest(messages=CHAT, max_tokens=1), session="mine"))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[1]", b"7", b"[" * 100_000, b'{"messages": ' * 100_000])
+def test_what_cannot_be_read_has_no_prompt(body: bytes) -> None:
+    assert prompt_of("/v2/models/ensemble/generate", body) == Prompt("ensemble")
