@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read from the tokenizers of models: a second's work for a large one, so by whoever is the first to ask."""
+"""Tokenizers of models as they are read: a second's work for a large one, so by whoever is the first to ask."""
 
 import functools
 import logging

@@ -20,7 +20,7 @@ from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
 from serving.engines.seam.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
 from serving.pipeline.chunk_replies import ChunkReplies, note
-from serving.pipeline.direct_replies import DIRECT_REPLIES
+from serving.pipeline.direct.direct_replies import DIRECT_REPLIES
 from serving.pipeline.late_refusal import error_for_client
 from serving.pipeline.left_clients import LeftClients
 from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin

@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-from serving.pipeline.direct_replies import DirectWay
+from serving.pipeline.direct.direct_replies import DirectWay
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
 
 

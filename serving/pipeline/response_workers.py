@@ -7,7 +7,7 @@ Triton takes a response by a handshake between two processes, some six switches 
 waits for each switch in turn, and everything on the way falls asleep between two responses; with several responses on
 the way, threads find work without being woken (docs/performance.md).
 
-Where responses go past Triton (`serving.pipeline.direct_replies`), no handshake is needed, and several threads would
+Where responses go past Triton (`serving.pipeline.direct`), no handshake is needed, and several threads would
 only wait for each other: one thread has those streams, and hands the last chunk of each to a thread that asks Triton.
 """
 

@@ -18,8 +18,8 @@ import triton_python_backend_utils as pb_utils
 from ensemble_configs.render.tensors import outputs_of
 from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import named_engine
-from serving.pipeline.direct_replies import DIRECT_REPLIES
-from serving.pipeline.direct_sink import DirectSink
+from serving.pipeline.direct.direct_replies import DIRECT_REPLIES
+from serving.pipeline.direct.direct_sink import DirectSink
 from serving.pipeline.late_refusal import error_for_client
 from serving.pipeline.request_origin import RequestOrigin
 from serving.pipeline.whole_response import WholeResponse

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from serving.frontend.common.departures import Departures
 from serving.frontend.grpc.grpc_frontend import GrpcFrontend
 from serving.frontend.grpc.grpc_relay import ClientConnection
-from serving.pipeline.direct_replies import DirectWay
+from serving.pipeline.direct.direct_replies import DirectWay
 from serving.process.reply_socket import reply_socket
 from serving.requests.stream_message import StreamMessages
 from trireme.base.byte_budget import ByteBudget

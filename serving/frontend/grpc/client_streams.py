@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import http2_frames as h2
-from serving.frontend.grpc.direct_responses import DirectResponses
+from serving.frontend.grpc.direct_responses import DirectResponses, Taker
 from serving.frontend.grpc.grpc_messages import MessageReader
 
 _MESSAGE_S = 30.0  # for the rest of a message, and as long as a slow line may take
@@ -74,10 +74,22 @@ class ClientStreams:
         """Return the running stream with an id; None: there is none."""
         return self._running.get(stream_id)
 
-    def expect_direct(self, stream: ClientStream) -> None:
-        """Note that responses may come for a stream past Triton."""
-        stream.is_direct = True
-        self._num_direct += 1
+    def name_to(self, model: str, stream_id: int, taker: Taker) -> None:
+        """Name a request of a stream to its model, before Triton has the last byte of the request.
+
+        Args:
+            model: may then answer past Triton, if it is connected.
+            stream_id: of the stream.
+            taker: takes the answers.
+        """
+        if not self._direct.has(model):
+            return
+        stream = self._running[stream_id]
+        if not stream.is_direct:
+            stream.is_direct = True
+            self._num_direct += 1
+            self._direct.expect(stream.name, taker, stream_id)
+        self._direct.name(model, stream.name)
 
     @property
     def has_direct(self) -> bool:

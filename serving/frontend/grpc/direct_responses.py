@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The responses that models send to this frontend past Triton (`serving.pipeline.direct_replies` is their side)."""
+"""The responses that models send to this frontend past Triton (`serving.pipeline.direct` is their side)."""
 
 import asyncio
 import contextlib

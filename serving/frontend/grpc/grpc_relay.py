@@ -255,7 +255,7 @@ class ClientConnection(asyncio.Protocol):
             if asked.version:
                 self._streams.pin(stream)
             if is_stream:
-                self._name_to(asked.name, stream_id, stream)
+                self._streams.name_to(asked.name, stream_id, self.answers)
 
         encoding = given.get(b"grpc-encoding", b"identity")
         stream = ClientStream(
@@ -273,15 +273,6 @@ class ClientConnection(asyncio.Protocol):
         elif not stream.is_held:
             own = [(STREAM_NAME.encode(), name.encode())] if is_inference else []
             self._send_headers(stream_id, flags, without(headers, _OURS) + own)
-
-    def _name_to(self, model: str, stream_id: int, stream: ClientStream) -> None:
-        """Name a request to its model, which then may answer past Triton, before Triton has the request's last byte."""
-        if not self._state.direct.has(model):
-            return
-        if not stream.is_direct:
-            self._streams.expect_direct(stream)
-            self._state.direct.expect(stream.name, self.answers, stream_id)
-        self._state.direct.name(model, stream.name)
 
     def _send_headers(self, stream_id: int, flags: int, headers: Headers) -> None:
         self._to_triton += header_frames(headers, flags, stream_id, max_bytes=self.max_frame_bytes)

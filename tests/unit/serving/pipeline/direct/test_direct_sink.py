@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from serving.pipeline import direct_replies
-from serving.pipeline.direct_replies import DirectReplies, DirectWay
-from serving.pipeline.direct_sink import DirectSink
+from serving.pipeline.direct import direct_replies
+from serving.pipeline.direct.direct_replies import DirectReplies, DirectWay
+from serving.pipeline.direct.direct_sink import DirectSink
 from serving.process.reply_socket import HEAD, read_names, reply_socket, written_name
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.requests.stream_message import StreamMessages

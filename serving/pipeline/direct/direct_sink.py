@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sink whose responses go past Triton, all but the last of a request (`serving.pipeline.direct_replies`)."""
+"""The sink whose responses go past Triton, all but the last of a request (`serving.pipeline.direct.direct_replies`)."""
 
 from typing import Protocol
 
-from serving.pipeline.direct_replies import DirectWay
+from serving.pipeline.direct.direct_replies import DirectWay
 from serving.requests.stream_message import StreamMessages
 from serving.requests.tensor_sink import Tensors, TensorSink
 from trireme.base.errors import ServingError, Unavailable
