@@ -211,7 +211,7 @@ def test_a_call_that_has_begun_fits_the_schema_of_its_function(engine: Engine, s
     assert guide is not None
     found = []
     for seed in range(6):
-        text, reason = written(engine, forced(guide, "I look. "), temperature=4.0, top_p=1.0, seed=seed, max_tokens=120)
+        text, reason = written(engine, forced(guide, "I look. "), temperature=4.0, top_p=1.0, seed=seed)
         assert text.startswith("I look. ")
         if reason is FinishReason.STOP:
             found += calls_in(text, AnswerReader(call_reader(style, tools)))[0]
