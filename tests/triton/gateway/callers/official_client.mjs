@@ -197,7 +197,7 @@ const scenarios = {
     await assert.rejects(clientOf({ apiKey: "tri-nobody" }).models.list(), OpenAI.AuthenticationError);
     const names = [];
     for await (const model of client.models.list()) names.push(model.id);
-    assert.deepEqual(names.sort(), ["demo", "echo", "maker", "slow"]);
+    assert.deepEqual(names.sort(), ["demo", "echo", "embed", "maker", "slow"]);
   },
 
   async a_request_is_aborted_in_the_middle() {
