@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a kept answer is there: the gateway's own cache of exact answers, where some questions are popular.
+"""A study of the hits of kept answers: the gateway's own cache of exact answers, where some questions are popular.
 
 `python -m benchmarks.studies.answer_cache_hits`. Questions are drawn by Zipf's law, callers by chance, and time is
 virtual, so the same seed gives the same figures. Beside each stands what renewal theory says of a cache without a bound

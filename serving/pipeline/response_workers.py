@@ -61,8 +61,10 @@ class ResponseWorkers:
             worker.inbox.put(part)
 
     def _worker_of(self, chunk: TokenChunk) -> "_Worker":
-        worker = self._direct if self._is_direct(chunk.key) else self._workers[chunk.key % NUM_WORKERS]
-        if chunk.error is None and chunk.finish_reason is None:
+        worker = self._workers[chunk.key % NUM_WORKERS]
+        if self._is_direct(chunk.key) and (not is_last(chunk) or chunk.key in self._begun):
+            worker = self._direct  # else all of the answer is in this chunk, which Triton gets
+        if not is_last(chunk):
             self._begun.add(chunk.key)
         elif chunk.key in self._begun:
             self._begun.discard(chunk.key)

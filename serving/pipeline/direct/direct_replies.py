@@ -161,4 +161,4 @@ class DirectReplies:
 
 
 DIRECT_REPLIES = DirectReplies()
-"""Those of this process: a stub has one model of Triton's, and each frontend has one connection."""
+"""Connections of this process: a stub has one model of Triton's, and each frontend has one connection."""

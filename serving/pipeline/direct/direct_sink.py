@@ -8,6 +8,8 @@ from serving.requests.stream_message import StreamMessages
 from serving.requests.tensor_sink import Tensors, TensorSink
 from trireme.base.errors import ServingError, Unavailable
 
+_MAX_BYTES = 1_000_000  # of a response's tensors: more is logits
+
 
 class NamedSink(TensorSink, Protocol):
     """A sink that knows the names of the outputs that its request wants."""
@@ -33,17 +35,22 @@ class DirectSink:
         self._stream_name = stream_name.encode()
         self._messages = messages
         self._is_begun = False
+        self._is_through = False  # a large response went through Triton, and none may overtake it
         self.named_outputs = sink.named_outputs
 
     def send(self, tensors: Tensors, *, is_final: bool) -> None:
-        """Keep one response for the frontend; send the last one through Triton, behind all that was kept."""
-        if not is_final:
+        """Keep one response for the frontend; send the last one through Triton, behind all that was kept.
+
+        A large one goes through Triton, too, and all that follow it: each frontend has one way, which it would hold up.
+        """
+        self._is_through = self._is_through or sum(each.nbytes for each in tensors.values()) > _MAX_BYTES
+        if not is_final and not self._is_through:
             self._is_begun = True
             wanted = {name: tensor for name, tensor in tensors.items() if name in self._sink.names}
             self._way.put(self._stream_name, self._messages.message(wanted))
         elif self._is_written():
-            self._sink.send(tensors, is_final=True)
-        else:
+            self._sink.send(tensors, is_final=is_final)
+        elif is_final:
             self._sink.fail(
                 Unavailable(
                     "the server's frontend did not take the whole answer; send it again", reason="frontend_died"

@@ -116,3 +116,63 @@ def test_a_refusal_does_not_wait_for_the_tokens_of_others_and_an_error_does_for_
     replied.hold.set()
     replied.wait_until(lambda: replied.chunks.get(same_lane) == [20])
     lanes.close()
+
+
+def test_direct_streams_have_a_thread_of_their_own_but_for_their_last_chunk() -> None:
+    threads: dict[int, list[tuple[int, int]]] = {}
+    done = threading.Event()
+
+    def reply(chunk: TokenChunk) -> None:
+        threads.setdefault(chunk.key, []).append((chunk.token_ids[-1], threading.get_ident()))
+        if all(len(found) == 4 for found in threads.values()) and len(threads) == 8:
+            done.set()
+
+    flushed = list[int]()
+    workers = ResponseWorkers(
+        reply,
+        delay_s=lambda: 0.0,
+        is_direct=lambda key: key % 2 == 0,
+        flush=lambda: flushed.append(threading.get_ident()),
+    )
+    for token_id in range(3):
+        workers.put([TokenChunk(key, [token_id]) for key in range(8)])
+        wait_for(lambda: sum(map(len, list(threads.values()))) == 8 * (token_id + 1))  # noqa: B023
+    workers.put([TokenChunk(key, [3], FinishReason.LENGTH) for key in range(8)])
+    assert done.wait(WAIT_S)
+    assert all([token for token, _ in found] == [0, 1, 2, 3] for found in threads.values())
+    [direct] = {thread for key in (0, 2, 4, 6) for _, thread in threads[key][:3]}
+    assert direct in flushed
+    for key, found in threads.items():
+        assert (direct in {thread for _, thread in found[:3]}) == (key % 2 == 0)
+        assert found[3][1] != direct
+    workers.close()
+
+
+def test_a_direct_answer_of_one_chunk_goes_to_triton_at_once() -> None:
+    threads: dict[int, int] = {}
+
+    def reply(chunk: TokenChunk) -> None:
+        threads[chunk.key] = threading.get_ident()
+
+    workers = ResponseWorkers(reply, delay_s=lambda: 0.0, is_direct=lambda key: key < 8)
+    workers.put([TokenChunk(key, [1], FinishReason.LENGTH) for key in range(8)])
+    workers.put([TokenChunk(key, [1], FinishReason.LENGTH) for key in range(8, 16)])
+    wait_for(lambda: len(threads) == 16)
+    assert {threads[key] for key in range(8)} == {threads[key] for key in range(8, 16)}
+    workers.close()
+
+
+def test_the_last_chunk_of_a_direct_stream_takes_along_what_waits(replied: Replied) -> None:
+    workers = ResponseWorkers(replied, delay_s=lambda: 30.0, is_direct=lambda _: True)
+    for token_id in range(5):
+        workers.put([TokenChunk(1, [token_id], FinishReason.LENGTH if token_id == 4 else None)])
+    replied.wait_until(lambda: len(replied.chunks.get(1, ())) == 5)
+    assert replied.chunks[1] == list(range(5))
+    workers.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)

@@ -30,8 +30,7 @@ class Triton:
         self.said: list[str] = written
 
     def send(self, tensors: Tensors, *, is_final: bool) -> None:
-        assert is_final
-        self.said.append(f"final {text(tensors)}")
+        self.said.append(f"{'final' if is_final else 'more'} {text(tensors)}")
 
     def fail(self, error: ServingError) -> None:
         self.said.append(f"error {error}")
@@ -128,6 +127,17 @@ def test_all_but_the_last_are_written_and_the_last_goes_through_triton_behind_th
     sink.send(tensors_of("d"), is_final=True)
     assert triton.said == ["final d"]
     assert frontend.read(3) == [("ab12-7", "a"), ("ab12-7", "b"), ("ab12-8", "c")]
+
+
+def test_a_large_response_and_all_behind_it_go_through_triton(way: DirectWay, frontend: Frontend) -> None:
+    triton = Triton([])
+    sink = sink_of(way, triton)
+    sink.send(tensors_of("a"), is_final=False)
+    large = {**tensors_of("b"), "context_logits": np.zeros((1, 300_000), np.float32)}
+    for tensors, is_final in ((large, False), (tensors_of("c"), False), (tensors_of("d"), True)):
+        sink.send(tensors, is_final=is_final)
+    assert triton.said == ["more b", "more c", "final d"]
+    assert frontend.read(1) == [("ab12-7", "a")]
 
 
 def test_an_error_goes_through_triton_behind_what_was_kept(way: DirectWay, frontend: Frontend) -> None:
