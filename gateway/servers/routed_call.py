@@ -4,13 +4,12 @@
 import asyncio
 
 from clients.embedding_messages import EmbeddingRequest, Embeddings
-from gateway.servers.failures import has_no_room, is_fault, may_do_better
+from gateway.servers.asked_server import AskedServer
+from gateway.servers.failures import may_do_better
 from gateway.servers.retry_budget import RetryBudget
 from gateway.servers.routed_request import Servers
 from gateway.servers.server import Server
-from trireme.base.errors import RequestError, ServingError, Unavailable
-
-_FULL_S = 1.0  # what a server without room is passed over for
+from trireme.base.errors import ServingError
 
 
 async def embed_by_one(
@@ -40,25 +39,8 @@ async def embed_by_one(
 
 async def _ask(server: Server, request: EmbeddingRequest, model: str, deadline_s: float) -> Embeddings:
     """Return the answer of one server, and note what that says about it."""
-    is_trial = server.begin()
-    is_told = False
     timeout_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
-    try:
+    with AskedServer(server) as asked:
         found = await server.client.embed(request, model=model, timeout_s=timeout_s)
-        server.breaker.succeed()
-        is_told = True
-    except ServingError as exc:
-        if is_fault(exc):
-            server.breaker.fail(is_trial=is_trial)
-            is_told = True
-        elif isinstance(exc, RequestError | Unavailable):  # it answers
-            server.breaker.succeed()
-            is_told = True
-        if has_no_room(exc):
-            server.note_full(_FULL_S)
-        raise
-    finally:
-        server.num_running -= 1
-        if not is_told:
-            server.breaker.leave(is_trial=is_trial)
+        asked.note_answer()
     return found

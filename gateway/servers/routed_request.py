@@ -14,13 +14,13 @@ from typing import NamedTuple, Protocol
 
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from gateway.served_models import ServedModel
-from gateway.servers.failures import has_no_room, is_fault, may_do_better
+from gateway.servers.asked_server import AskedServer
+from gateway.servers.failures import may_do_better
 from gateway.servers.retry_budget import RetryBudget
 from gateway.servers.server import Server
 from gateway.servers.stream_joint import OtherAnswerError, StreamJoint
-from trireme.base.errors import RequestError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServingError
 
-_FULL_S = 1.0  # what a server without room is passed over for, where it says nothing
 _MOST_MOVES = 5  # of one stream
 _LONGEST_GAP_S = 20.0  # of a stream that no server takes
 _REST_S, _LONGEST_REST_S = 0.25, 2.0  # once all servers have been asked
@@ -202,33 +202,13 @@ async def ask(
     Raises:
         ServingError: as `AsyncTritonClient.generate`.
     """
-    is_trial = server.begin()
-    is_told = has_begun = False
-    try:
-        answer = server.client.generate(
-            request, model=model, release=release, timeout_s=max(timeout_s, 0.001), silence_s=silence_s
-        )
+    answer = server.client.generate(
+        request, model=model, release=release, timeout_s=max(timeout_s, 0.001), silence_s=silence_s
+    )
+    with AskedServer(server) as asked:
         async with contextlib.aclosing(answer) as chunks:
             async for chunk in chunks:
-                if not is_told:
-                    server.breaker.succeed()
+                if not asked.has_begun:
+                    asked.note_answer()
                     server.prefixes.add(numbers)
-                    is_told = has_begun = True
                 yield chunk
-    except ServingError as exc:
-        if has_begun and exc.facts.get("reason") == "silent":
-            is_told = False  # it may be this one request that waits; whether the server is well, it is asked itself
-        elif is_fault(exc):
-            server.breaker.fail(is_trial=is_trial)
-            is_told = True
-        elif isinstance(exc, RequestError | Unavailable):  # it answers
-            server.breaker.succeed()
-            is_told = True
-        if has_no_room(exc):
-            hint_ms = exc.facts.get("retry_after_ms")
-            server.note_full(hint_ms / 1000 if isinstance(hint_ms, int | float) else _FULL_S)
-        raise
-    finally:
-        server.num_running -= 1
-        if not is_told:
-            server.breaker.leave(is_trial=is_trial)
