@@ -48,6 +48,8 @@ class DirectResponses:
     def listen(self, path: Path) -> None:
         """Take models at this socket from now on, and at no other."""
         self.close()
+        if not path.parent.is_dir():  # that Triton has ended meanwhile; word of the next one will come
+            return
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
         try:

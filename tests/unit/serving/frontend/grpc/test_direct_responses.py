@@ -160,6 +160,17 @@ async def test_half_a_message_of_a_model_that_dies_is_not_sent_on(site: Site) ->
 
 
 @served
+async def test_the_folder_of_a_triton_that_has_ended_is_no_error(
+    site: Site,
+) -> None:
+    gone, next_one = site.run_dir / "gone" / "ab12.replies", site.run_dir / "ab12.replies"
+    site.state.direct.listen(gone)
+    assert not gone.exists()
+    site.state.direct.listen(next_one)
+    assert next_one.is_socket()
+
+
+@served
 async def test_without_a_socket_nothing_is_said_of_the_way(site: Site) -> None:
     site.state.direct.close()
     assert numbers(await answers(site, request(b"abcd"))) == [-1]
