@@ -27,6 +27,7 @@ from trireme.base.errors import (
     Unavailable,
     parse_token,
 )
+from trireme.base.known_types import known
 
 _CONNECT_S = 5.0
 _SILENCE_S = 20.0  # the server says every 5 s that it is alive
@@ -261,7 +262,7 @@ class RemoteJournal:
         found = self._control.ask("journal", name=self._name, cursor=dict(cursor))
         try:
             return JournalPart(
-                msgspec.convert(found.get("lines"), list[JournalLine]),
+                msgspec.convert(found.get("lines"), known(list[JournalLine])),
                 msgspec.convert(found.get("cursor"), dict[str, int]),
             )
         except msgspec.ValidationError as exc:

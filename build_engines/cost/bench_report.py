@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 _TAKEN_FOR_SATURATION = "taken for all that a replica can do: too little where its load was limited"
 
@@ -73,7 +74,7 @@ def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> B
         SpecError: the file is not such a report, has no such run, or the run does not say how many tokens went in.
     """
     try:
-        report = msgspec.json.decode(path.read_bytes(), type=_Report)
+        report = msgspec.json.decode(path.read_bytes(), type=known(_Report))
     except OSError as exc:
         raise SpecError(f"--report {path}: cannot be read: {exc.strerror}", field="report", file=path) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

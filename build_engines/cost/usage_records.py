@@ -16,6 +16,7 @@ import msgspec
 from build_engines.cost.bill import Bill, Tokens
 from build_engines.cost.cost_spec import Traffic
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 _HOUR_S = 3600.0
 _LEAST_SEEN = 0.5  # of an hour: one request in its last second is no peak of 3,600
@@ -138,7 +139,7 @@ def load_usage(path: Path) -> Usage:
     Raises:
         SpecError: the file cannot be read, has no record, or a line is no record; the message names the line.
     """
-    usage, decoder = Usage(), msgspec.json.Decoder(UsageRecord)
+    usage, decoder = Usage(), msgspec.json.Decoder(known(UsageRecord))
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 
 class Kind(enum.StrEnum):
@@ -54,7 +55,7 @@ def load_items(file: Path) -> list[Item]:
 
 def _item(line: str, file: Path, number: int) -> Item:
     try:
-        item = msgspec.json.decode(line, type=Item)
+        item = msgspec.json.decode(line, type=known(Item))
     except msgspec.MsgspecError as exc:
         raise SpecError(f"{file}, line {number}: {exc}", file=file, line=number) from exc
     needed = "expected" if item.kind is Kind.TEXT else "prompt"

@@ -18,6 +18,7 @@ from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from trireme.base.errors import ServerError
+from trireme.base.known_types import known
 
 
 class EngineQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +78,7 @@ _KEYS = itertools.count(1)
 
 def main() -> None:
     """Measure the engine of the question."""
-    question = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineQuestion)
+    question = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=known(EngineQuestion))
     spec: EngineSpec = TypeAdapter[EngineSpec](EngineSpec).validate_python(question.engine)
     started_s = time.monotonic()
     engine = create_engine(spec)

@@ -13,6 +13,7 @@ from build_engines.prove.proof import GpuState, ProofMachine
 from ensemble_configs.releases.machine import Machine
 from serving.process.this_machine import read_machine
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 from trireme.base.provenance import cpu_model
 
 _PACKAGES = (
@@ -43,7 +44,9 @@ def read_proof_machine() -> tuple[ProofMachine, Machine]:
         )
     more = _driver_rows()
     gpus = [
-        msgspec.convert(gpu.model_dump(include={"name", "sm", "memory_bytes"}) | more.get(gpu.name, {}), GpuState)
+        msgspec.convert(
+            gpu.model_dump(include={"name", "sm", "memory_bytes"}) | more.get(gpu.name, {}), known(GpuState)
+        )
         for gpu in machine.gpus
     ]
     found = ProofMachine(

@@ -8,6 +8,7 @@ import msgspec
 
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 FORMAT = 1
 
@@ -158,7 +159,7 @@ def load_proofs(folder: Path) -> list[Proof]:
     proofs = []
     for path in sorted(folder.glob("*.json")):
         try:
-            proofs.append(msgspec.json.decode(path.read_bytes(), type=Proof))
+            proofs.append(msgspec.json.decode(path.read_bytes(), type=known(Proof)))
         except msgspec.MsgspecError as exc:
             raise SpecError(f"{path} is not a result of `trireme prove`: {exc}", file=path) from exc
     return proofs

@@ -37,6 +37,7 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.engines.tensorrt_llm.tensorrt_llm_causes import where_it_is
 from serving.process.installation import find_triton
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 from trireme.base.project_files import CODE_ROOT
 
 PROVIDERS = ("tensorrt", "pytorch")
@@ -163,7 +164,7 @@ class Proving:
             status = run_child(argv, cwd=CODE_ROOT, log=log, timeout_s=self.timeout_s)
         finally:  # what was measured before something broke is kept
             if answer.is_file():
-                found = msgspec.json.decode(answer.read_bytes(), type=EngineAnswer)
+                found = msgspec.json.decode(answer.read_bytes(), type=known(EngineAnswer))
                 self.num_kv_tokens[provider] = found.num_kv_tokens
                 self._keep(provider, found.measured, serving=None)
         if status or not answer.is_file():

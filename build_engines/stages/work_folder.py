@@ -25,6 +25,7 @@ import msgspec
 from ensemble_configs.releases.file_hashes import HashMemory, hash_files, hash_listing
 from trireme.base.durable_files import sync, write_atomically
 from trireme.base.errors import BuildError
+from trireme.base.known_types import known
 
 _PREFIX = ".building-"
 _REMOVING = ".removing-"
@@ -162,7 +163,7 @@ class WorkFolder:
 
     def _stamp(self, stage: str) -> Stamp | None:
         try:
-            return msgspec.json.decode(self._stamp_file(stage).read_bytes(), type=Stamp)
+            return msgspec.json.decode(self._stamp_file(stage).read_bytes(), type=known(Stamp))
         except (OSError, msgspec.MsgspecError):
             return None
 

@@ -8,6 +8,7 @@ import msgspec
 
 from clients.openai_api.api_error import ApiError, shown
 from ensemble_configs.chat.chat_messages import ChatMessage, FunctionCall, ToolCall, without_nulls
+from trireme.base.known_types import known
 
 _TEXT_ALONE = "the models served here read text alone"
 
@@ -162,7 +163,7 @@ def _of_assistant(blocks: Iterable[object]) -> ChatMessage:
                 thought += block.thinking
             case ToolUse():
                 try:
-                    call = msgspec.convert({"name": block.name, "arguments": block.input}, FunctionCall)
+                    call = msgspec.convert({"name": block.name, "arguments": block.input}, known(FunctionCall))
                 except msgspec.ValidationError as exc:
                     raise ApiError(f"messages: name of a tool_use: {exc}", code="invalid_value",
                                    param="messages") from exc  # fmt: skip

@@ -24,6 +24,7 @@ from clients.openai_api.asked import Asked, Endpoint
 from clients.openai_api.body_fields import NotNegative, Positive, Refused, TopP, guide_of, read_fields
 from clients.openai_api.offered_tools import PARAM, ToolChoice, offered_tools
 from ensemble_configs.chat.chat_messages import MAX_TOOLS, Function, Tool, without_nulls
+from trireme.base.known_types import known
 
 _FORMAT = "output_config.format"
 _ITS_OWN = "whether and how long a model thinks is its own"
@@ -191,7 +192,7 @@ def _as_tool(tool: _Tool) -> Tool:
                 "parameters": tool.input_schema,
                 "strict": tool.strict,
             },
-            Function,
+            known(Function),
         )
     except msgspec.ValidationError as exc:
         raise ApiError(f"tools: name: {exc}, got {shown(tool.name)}", code="invalid_value", param="tools") from exc

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 MAX_LINE_BYTES = 8 << 20
 _SKIP_BYTES = 1 << 20
@@ -25,7 +26,7 @@ class _JustId(msgspec.Struct):
     custom_id: str
 
 
-_ID_OF = msgspec.json.Decoder(_JustId)
+_ID_OF = msgspec.json.Decoder(known(_JustId))
 
 
 class InputFile:

@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 from trireme.base.path_checks import check_file_to_write
 
 _HASH_CHARS = 24
@@ -27,7 +28,7 @@ class _Result(msgspec.Struct):
     error: msgspec.Raw
 
 
-_RESULT = msgspec.json.Decoder(_Result)
+_RESULT = msgspec.json.Decoder(known(_Result))
 
 
 class ResultsFile:

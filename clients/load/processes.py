@@ -17,6 +17,7 @@ from clients.load.worker import GIVE_UP_S, START, STOP, Failed, Found, Message, 
 from clients.load_run.cpu_sample import CpuSample
 from clients.load_run.load_record import LoadRecord, Unended
 from trireme.base.errors import ServerError
+from trireme.base.known_types import known
 
 _LEAD_S = 0.2  # from the word to the start, that all have heard it
 _END_S = 10.0  # for a process that is done to end
@@ -198,7 +199,7 @@ def _messages(pipes: list[Connection], done: Container[int]) -> Iterator[tuple[i
 
 def _receive(pipe: Connection) -> Message:
     try:
-        message: Message = msgspec.msgpack.decode(pipe.recv_bytes(), type=Message)
+        message: Message = msgspec.msgpack.decode(pipe.recv_bytes(), type=known(Message))
     except (EOFError, ConnectionError) as exc:
         raise ServerError(
             "a process of the load client died; was it killed for memory? take fewer requests or --processes"

@@ -11,6 +11,7 @@ import msgspec
 
 from clients.load.workload_spec import MAX_TOKENS, TraceWorkload
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -99,7 +100,7 @@ def _jsonl(text: str, path: object) -> Iterator[TraceRow]:
         if not line.strip():
             continue
         try:
-            row = msgspec.json.decode(line, type=TraceRow)
+            row = msgspec.json.decode(line, type=known(TraceRow))
         except msgspec.MsgspecError as exc:
             fields = ", ".join(TraceRow.__struct_fields__)
             raise SpecError(f"{path}, line {number}: {exc}; a line has of {fields}", field="path") from exc

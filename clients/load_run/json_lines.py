@@ -9,6 +9,7 @@ import msgspec
 
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import ServingError, SpecError
+from trireme.base.known_types import known
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ def read_lines(path: Path, kind: type[T], *, check: Callable[[T], None] = lambda
         lines = path.read_bytes().split(b"\n")
     except OSError as exc:
         raise SpecError(f"{path} cannot be read: {exc.strerror or exc}", field="run") from exc
-    decoder, items = msgspec.json.Decoder(kind), list[T]()
+    decoder, items = msgspec.json.Decoder(known(kind)), list[T]()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

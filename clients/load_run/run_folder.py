@@ -21,6 +21,7 @@ from clients.load_run.json_lines import Lines, LinesFile, read_lines, write_json
 from clients.load_run.load_record import LoadRecord, Unended, check_record
 from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 from trireme.base.provenance import cpu_model
 
 _INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"
@@ -135,7 +136,7 @@ def read_run(path: Path) -> Run:
         SpecError: it is no run's folder, or a file of it is damaged.
     """
     try:
-        info = msgspec.json.decode((path / _INFO).read_bytes(), type=RunInfo)
+        info = msgspec.json.decode((path / _INFO).read_bytes(), type=known(RunInfo))
     except OSError as exc:
         raise SpecError(
             f"{path} is no run's folder: its run.json cannot be read ({exc.strerror or exc}); "

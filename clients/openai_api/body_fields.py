@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from clients.openai_api.api_error import ApiError, shown
+from trireme.base.known_types import known
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -74,7 +75,7 @@ def read_fields(body: Mapping[str, Any], kind: type[S], refused: Refused) -> S:
     nothing = {name: why for name, why in _NOTHING.items() if name not in kind.__struct_fields__}
     _refuse(given, kind, {**nothing, **refused})
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(given, known(kind))
     except msgspec.ValidationError as exc:
         text, _, path = str(exc).partition(" - at `$")
         field = re.match(r"Object missing required field `(\w+)`", text)

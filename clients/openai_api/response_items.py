@@ -8,6 +8,7 @@ import msgspec
 
 from clients.openai_api.api_error import ApiError
 from ensemble_configs.chat.chat_messages import ROLES, ChatMessage, FunctionCall, ToolCall, without_nulls
+from trireme.base.known_types import known
 
 
 class _Part(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -117,13 +118,13 @@ def messages_of_output(output: Sequence[object]) -> list[dict[str, object]]:
     """Return the items of a response's output as messages of a chat that goes on."""
     if not output:
         return []
-    return messages_of(msgspec.convert(with_types(list(output)), list[Item]), instructions=None)
+    return messages_of(msgspec.convert(with_types(list(output)), known(list[Item])), instructions=None)
 
 
 def _message_of(item: Message | Call | CallOutput, path: str) -> ChatMessage:
     if isinstance(item, Call):
         try:
-            call = msgspec.convert({"name": item.name, "arguments": item.arguments}, FunctionCall)
+            call = msgspec.convert({"name": item.name, "arguments": item.arguments}, known(FunctionCall))
         except msgspec.ValidationError as exc:
             raise ApiError(f"{path}.name: {exc}", code="invalid_value", param=f"{path}.name") from exc
         return ChatMessage(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)])

@@ -40,6 +40,7 @@ from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError, Unavailable
 from trireme.base.http_access import AcceptedKeys, HttpAccess
 from trireme.base.http_thread import HttpThread, listen
+from trireme.base.known_types import known
 from trireme.base.store_place import StorePlace
 
 _MAX_BODY_BYTES = 16 << 20
@@ -170,7 +171,7 @@ class RolloutApi:
         Raises:
             msgspec.ValidationError, msgspec.DecodeError: the body is no batch.
         """
-        batch = msgspec.json.decode(body, type=OutcomeBatch)
+        batch = msgspec.json.decode(body, type=known(OutcomeBatch))
         if batch.rollout != self._number:  # a batch of an earlier rollout
             return False
         with self._stores.one() as store:

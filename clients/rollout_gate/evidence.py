@@ -28,6 +28,7 @@ from clients.rollout_gate.sums.timeline import Timeline
 from clients.rollout_gate.traffic_sums import Portion, TrafficSums
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.known_types import known
 
 
 class Kept(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,7 +104,7 @@ def read(evidence: Mapping[str, object] | None, spec: GateSpec) -> Evidence:
     if evidence is None:
         return found
     try:
-        kept = msgspec.convert(evidence, Kept, str_keys=True)
+        kept = msgspec.convert(evidence, known(Kept), str_keys=True)
         _check_settings(kept.settings, spec)
         read_into(found.sums, kept.sums)
     except (msgspec.ValidationError, KeyError, ValueError, TypeError, IndexError) as exc:

@@ -18,6 +18,7 @@ from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.batch_limits import is_default
 from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -156,7 +157,7 @@ def decode_file(file: Path, struct: type[Struct]) -> Struct:
         SpecError: the file is not JSON, or a key is missing or of another type.
     """
     try:
-        return msgspec.json.decode(file.read_bytes(), type=struct)
+        return msgspec.json.decode(file.read_bytes(), type=known(struct))
     except msgspec.MsgspecError as exc:
         raise SpecError(f"{file}: {exc}", file=file) from exc
 

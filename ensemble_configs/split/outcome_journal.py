@@ -21,6 +21,7 @@ import msgspec
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.durable_files import draft_of
 from trireme.base.errors import RequestError
+from trireme.base.known_types import known
 
 OUTCOMES = "outcomes"  # folder of the journals, in the server's
 
@@ -151,7 +152,7 @@ class JournalReader:
                 if is_ended and begin + len(data) == size and not whole:  # what follows, if anything, is no whole line
                     path.unlink()
                     continue
-                lines += [msgspec.json.decode(line, type=JournalLine) for line in whole.splitlines()]
+                lines += [msgspec.json.decode(line, type=known(JournalLine)) for line in whole.splitlines()]
                 ends[path.name] = begin + len(whole)
                 num_left -= len(whole)
             if num_left <= 0:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from trireme.base.durable_files import draft_of
+from trireme.base.known_types import known
 
 
 class ReleaseShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +83,7 @@ class SplitFile:
             return None
         seen = (status.st_ino, status.st_mtime_ns)
         if seen != self._seen:
-            self._split = msgspec.json.decode(self._path.read_bytes(), type=ReleaseSplit)
+            self._split = msgspec.json.decode(self._path.read_bytes(), type=known(ReleaseSplit))
             self._seen = seen
         split = self._split
         return split if split is not None and self._now_s() < split.ends_s else None

@@ -11,6 +11,7 @@ from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 from ensemble_configs.render.tensors import AS_MANY_AS_FIT
+from trireme.base.known_types import known
 
 _VERSION = b"2"  # of the bytes below
 # What does not change the text of an answer.
@@ -136,7 +137,7 @@ def _coded(delta: Delta) -> tuple[int, list[str | int]]:
 def _delta(kind: int, values: list[str | int]) -> Delta:
     if not 0 <= kind < len(_KINDS):
         raise ValueError(f"a kind of {kind}")
-    return msgspec.convert(dict(zip(_KINDS[kind].__struct_fields__, values, strict=True)), _KINDS[kind])
+    return msgspec.convert(dict(zip(_KINDS[kind].__struct_fields__, values, strict=True)), known(_KINDS[kind]))
 
 
-_DECODER = msgspec.msgpack.Decoder(tuple[list[_Coded], Usage, str, int | None])
+_DECODER = msgspec.msgpack.Decoder(known(tuple[list[_Coded], Usage, str, int | None]))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 _CONFIDENCE = 0.95
 _MOST_LINES = 1_000_000
@@ -63,7 +64,7 @@ def read_pairs(path: Path) -> list[LabelledPair]:
         if not line.strip():
             continue
         try:
-            pair = msgspec.json.decode(line, type=LabelledPair)
+            pair = msgspec.json.decode(line, type=known(LabelledPair))
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise SpecError(
                 f'{path}:{number}: {exc}; a line is {{"question": "...", "other": "...", "has_same_answer": true}}',

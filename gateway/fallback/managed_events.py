@@ -10,6 +10,7 @@ from clients.openai_api.answer_deltas import Piece, Usage
 from clients.openai_api.asked import Asked
 from clients.openai_api.tool_calls.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 from trireme.base.errors import Unavailable
+from trireme.base.known_types import known
 
 _CHARS_PER_TOKEN = 4
 _LONGEST_LINE = 1 << 24
@@ -64,7 +65,7 @@ class _Begun(NamedTuple):
     id: str
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(known(_Event))
 
 
 class ManagedEvents:

@@ -21,11 +21,12 @@ from gateway.ledger.journal_place import JournalPlace
 from gateway.ledger.ledger_row import LedgerRow, unsettled
 from gateway.ledger.request_journal import SUFFIX
 from trireme.base.durable_files import draft_of
+from trireme.base.known_types import known
 
 _MAX_READ_BYTES = 1 << 20
 _LOCK = "loader.lock"
 _DRAFT_S = 60.0  # a process names its file at once; one that was stopped meanwhile keeps its rows in memory
-_DECODER = msgspec.json.Decoder(LedgerRow)
+_DECODER = msgspec.json.Decoder(known(LedgerRow))
 _log = logging.getLogger("trireme.gateway")
 
 

@@ -19,6 +19,7 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefre
 
 from observability.rules.objectives import Objectives
 from observability.rules.promql import CANARY, STABLE
+from trireme.base.known_types import known
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 NAMES = ("serving", "capacity", "rollout", "gpu")
@@ -70,7 +71,7 @@ def dashboards(objectives: Objectives) -> dict[str, Dashboard]:
         text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
         for mark, value in meant.items():
             text = text.replace(mark, value)
-        found[name] = msgspec.yaml.decode(text, type=Dashboard)
+        found[name] = msgspec.yaml.decode(text, type=known(Dashboard))
     return found
 
 

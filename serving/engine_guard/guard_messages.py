@@ -5,6 +5,8 @@ import socket
 
 import msgspec
 
+from trireme.base.known_types import known
+
 MAX_LINES = 40  # of the engine's log that are kept
 MAX_LINE_CHARS = 400
 _MAX_PACKET_BYTES = 1 << 17
@@ -77,7 +79,7 @@ def send(sock: socket.socket, message: FromAdapter | FromGuard, *, fds: tuple[in
 def receive_order(sock: socket.socket) -> tuple[Order, list[int]]:
     """Return the first message of an adapter, and the descriptors that came with it."""
     packet, fds, _, _ = socket.recv_fds(sock, _MAX_PACKET_BYTES, 8)
-    return msgspec.json.decode(packet, type=Order), fds
+    return msgspec.json.decode(packet, type=known(Order)), fds
 
 
 def receive(sock: socket.socket, kind: type[object]) -> object | None:
@@ -86,4 +88,4 @@ def receive(sock: socket.socket, kind: type[object]) -> object | None:
         packet = sock.recv(_MAX_PACKET_BYTES)
     except OSError:
         return None
-    return msgspec.json.decode(packet, type=kind) if packet else None
+    return msgspec.json.decode(packet, type=known(kind)) if packet else None

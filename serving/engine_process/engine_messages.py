@@ -13,6 +13,7 @@ import struct
 import msgspec
 
 from serving.engines.seam.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
+from trireme.base.known_types import known
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
@@ -77,7 +78,7 @@ class Channel:
         """
         self._sock = sock
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(incoming)
+        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(known(incoming))
         self._buffer = bytearray()
         self._unread: list[object] = []
 

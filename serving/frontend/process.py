@@ -22,6 +22,7 @@ from serving.frontend.common.messages import Down, FrontendMessage, Ping, Refuse
 from serving.process.server_log import set_up_log
 from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import Unavailable
+from trireme.base.known_types import known
 
 if TYPE_CHECKING:
     from serving.frontend.grpc.grpc_frontend import GrpcFrontend
@@ -43,7 +44,7 @@ async def run(setting: Setting, parent: socket.socket) -> None:
     await frontend.listen(setting)
     reader, writer = await asyncio.open_connection(sock=parent)
     ticking = asyncio.create_task(_tick(frontend))
-    decoder = msgspec.json.Decoder(FrontendMessage)
+    decoder = msgspec.json.Decoder(known(FrontendMessage))
     with contextlib.suppress(ConnectionError):  # the parent was killed
         while line := await reader.readline():
             match decoder.decode(line):
@@ -89,7 +90,7 @@ def _within_descriptors(setting: Setting) -> Setting:
 
 def main() -> None:
     """Run the frontend that `trireme serve` asks for."""
-    setting = _within_descriptors(msgspec.json.decode(sys.argv[1], type=Setting))
+    setting = _within_descriptors(msgspec.json.decode(sys.argv[1], type=known(Setting)))
     set_up_log(setting.log_format, deployment="")
     gc.freeze()  # imported objects stay; a full collection takes milliseconds of every stream
     asyncio.run(run(setting, socket.socket(fileno=int(sys.argv[2]))))

@@ -22,6 +22,7 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.split.outcome_journal import OUTCOMES, JournalReader
 from ensemble_configs.split.release_split import ReleaseShare, ReleaseSplit, SplitFile
 from trireme.base.errors import RequestError
+from trireme.base.known_types import known
 from trireme.base.unix_rpc import Handler, Say
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # of a journal and of its files: never a path
@@ -97,7 +98,9 @@ class LiveSplit:
     def _set(self, question: Mapping[str, object], say: Say) -> Mapping[str, object]:
         del say
         try:
-            asked = msgspec.convert({name: value for name, value in question.items() if name != "op"}, SplitRequest)
+            asked = msgspec.convert(
+                {name: value for name, value in question.items() if name != "op"}, known(SplitRequest)
+            )
         except msgspec.ValidationError as exc:
             raise RequestError(f"the split cannot be read: {exc}", field="split") from exc
         _check(asked, self._live.spec)
@@ -138,7 +141,9 @@ class LiveSplit:
     def _read(self, question: Mapping[str, object], say: Say) -> Mapping[str, object]:
         del say
         try:
-            asked = msgspec.convert({name: value for name, value in question.items() if name != "op"}, JournalRequest)
+            asked = msgspec.convert(
+                {name: value for name, value in question.items() if name != "op"}, known(JournalRequest)
+            )
         except msgspec.ValidationError as exc:
             raise RequestError(f"the journal cannot be read: {exc}", field="journal") from exc
         for name in (asked.name, *asked.cursor):

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from trireme.base.errors import RequestError, Unavailable
+from trireme.base.known_types import known
 from trireme.base.unix_rpc import Handler, Message, Say
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -90,7 +91,9 @@ class Steering:
     def _steer(self, question: Message, say: Say) -> Message:
         del say
         try:
-            asked = msgspec.convert({name: value for name, value in question.items() if name != "op"}, SteeringRequest)
+            asked = msgspec.convert(
+                {name: value for name, value in question.items() if name != "op"}, known(SteeringRequest)
+            )
         except msgspec.ValidationError as exc:
             raise RequestError(f"the wish to steer cannot be read: {exc}", field="steer") from exc
         with self._lock:

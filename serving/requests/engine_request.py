@@ -26,6 +26,7 @@ from serving.requests.number_ranges import check_range, out_of_range, ranges_of
 from serving.requests.stream_state import KEYS_PER_REQUEST
 from serving.requests.word_lists import unpack_words
 from trireme.base.errors import RequestError
+from trireme.base.known_types import known
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _MAX_LOGITS_BYTES = 1 << 28  # of one response
@@ -108,7 +109,7 @@ class RequestDecoder:
             target[row.field] = value
         if "max_tokens" not in sampling:  # Triton counts inputs, and an optional one makes up for it
             raise RequestError("request_output_len is missing; it is required", field="request_output_len")
-        responses = msgspec.convert(options, ResponseOptions)
+        responses = msgspec.convert(options, known(ResponseOptions))
         if sampling["max_tokens"] == AS_MANY_AS_FIT:  # at least one, so that it is the prompt which is refused
             sampling["max_tokens"] = max(1, self._info.max_seq_len - len(responses.input_ids))
         if is_context_only:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.base.errors import RequestError
+from trireme.base.known_types import known
 
 
 class StreamContext(msgspec.Struct, frozen=True, array_like=True):
@@ -64,8 +65,10 @@ def pack(value: StreamContext | StreamState | StreamCheck) -> npt.NDArray[np.gen
     return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)[np.newaxis]
 
 
-_context_decoder = msgspec.msgpack.Decoder(StreamContext)
-_state_decoder: msgspec.msgpack.Decoder[StreamState | StreamCheck] = msgspec.msgpack.Decoder(StreamState | StreamCheck)
+_context_decoder = msgspec.msgpack.Decoder(known(StreamContext))
+_state_decoder: msgspec.msgpack.Decoder[StreamState | StreamCheck] = msgspec.msgpack.Decoder(
+    known(StreamState | StreamCheck)
+)
 keys_decoder = msgspec.msgpack.Decoder(list[int])
 
 

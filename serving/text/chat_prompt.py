@@ -17,6 +17,7 @@ from serving.text.special_texts import longest_of
 from serving.text.text_limits import TextLimit
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.known_types import known
 
 _log = logging.getLogger("trireme.chat_prompt")
 
@@ -205,7 +206,7 @@ def _decoded(raw: bytes, field: str) -> object:
 
 def _converted(data: object, kind: Any, field: str) -> Any:
     try:
-        return msgspec.convert(data, kind)
+        return msgspec.convert(data, known(kind))
     except msgspec.ValidationError as exc:
         reason, _, path = str(exc).partition(" - at `$")
         path = field + path.rstrip("`")

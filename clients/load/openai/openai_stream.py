@@ -14,6 +14,7 @@ from clients.access import Access, is_grpc_url, with_scheme
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.openai.openai_errors import API_KEY_VARIABLE, api_key, shown, stream_error
 from trireme.base.errors import RequestError, ServerError, Unavailable
+from trireme.base.known_types import known
 
 OK = 200
 # Of a GenerateRequest. What is in neither has no name there.
@@ -123,7 +124,7 @@ class _Event(msgspec.Struct):
     object: str = ""
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(known(_Event))
 
 
 class CompletionStream:

@@ -13,6 +13,7 @@ from clients.load.openai.openai_errors import http_error
 from clients.load.openai.openai_stream import CompletionStream
 from clients.load_run.load_record import DONE, LoadRecord
 from trireme.base.errors import ServerError, ServingError
+from trireme.base.known_types import known
 
 
 class _Metadata(msgspec.Struct):
@@ -64,7 +65,7 @@ def records_of(path: Path, start_epoch_ns: int, *, is_openai: bool, is_open: boo
         ServerError: there is no such file, or it is not what this version of aiperf writes.
     """
     try:
-        found = msgspec.json.Decoder(_Raw).decode_lines(path.read_bytes())
+        found = msgspec.json.Decoder(known(_Raw)).decode_lines(path.read_bytes())
     except (OSError, msgspec.MsgspecError) as exc:
         raise ServerError(f"aiperf left no raw records that can be read: {exc}") from exc
     measured = [raw for raw in found if raw.metadata.benchmark_phase == "profiling"]
@@ -113,7 +114,7 @@ def _triton_chunks(events: Iterator[tuple[int, _Packet]]) -> Iterator[GenerateCh
         if packet.name != "data":
             continue
         try:
-            event = msgspec.json.decode(packet.value or "", type=_TritonEvent)
+            event = msgspec.json.decode(packet.value or "", type=known(_TritonEvent))
         except msgspec.MsgspecError as exc:
             raise ServerError(f"Triton sent an event that is none of ours: {packet.value}") from exc
         if event.error is not None:

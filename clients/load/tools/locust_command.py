@@ -4,7 +4,6 @@
 import asyncio
 import os
 import shlex
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,6 @@ from clients.access import Access
 from clients.access_options import with_access
 from clients.load import load_arguments as options
 from clients.load.load_options import Load
-from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import is_openai_url
 from clients.load.run_command import warm_up
 from clients.load.run_origin import run_info
@@ -29,6 +27,7 @@ from clients.load_run.load_record import LoadRecord
 from clients.load_run.run_folder import Run, refuse_used
 from trireme.base.errors import RequestError, ServerError
 from trireme.base.extras import how_to_install
+from trireme.base.known_types import known
 from trireme.base.project_files import CODE_ROOT
 
 _FILE = Path(__file__).with_name("locustfile.py")
@@ -104,12 +103,12 @@ def measure(
     Raises:
         ServerError: it failed, or no request of it ended.
     """
-    info = run_info(load, tool=f"locust {_version(program)}", warmup=warmup)
+    info = run_info(load, tool="locust", warmup=warmup)
     if warmup:
         warm_up(load, warmup)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
-        counts_each = is_openai_url(load.url) and asyncio.run(takes_counts(load.url, load.model, load.access))
+        counts_each = is_openai_url(load.url) and _takes_counts(load)
         locust_load = LocustLoad(load, counts_each=counts_each)
         (folder / "load.json").write_bytes(msgspec.json.encode(locust_load))
         env = {
@@ -122,10 +121,18 @@ def measure(
             command, cwd=folder, env=env, metrics=metrics, access=load.access, what="locust", is_shown=is_web,
             keeps_what_it_has=True,
         )  # fmt: skip
-        records, found = _read(folder / "records.json", found)
+        left = _read(folder / "records.json", found)
+    records, found = _from_start(left, found)
+    info.tool += f" {left.version}"
     info.commands.append(" ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command))
     info.was_interrupted = found.was_interrupted and not is_web  # where it is how one leaves the page
     return keep_run(out, info, found, records)
+
+
+def _takes_counts(load: Load) -> bool:
+    from clients.load.openai.openai_client import takes_counts  # noqa: PLC0415  aiohttp, a quarter of a second
+
+    return asyncio.run(takes_counts(load.url, load.model, load.access))
 
 
 def _options(load: Load, *, is_web: bool) -> list[str]:
@@ -138,23 +145,23 @@ def _options(load: Load, *, is_web: bool) -> list[str]:
     return options if is_web else [*options, "--headless", "--only-summary", "--exit-code-on-error", "0"]
 
 
-def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], ToolRun]:
-    """Return Locust's records, and the run with the CPU time of its processes."""
+def _read(path: Path, found: ToolRun) -> LocustFound:
+    """Return what Locust's processes left."""
     if not path.exists():
         raise ServerError(f"locust left no records; it said: {found.output[-800:]}")
-    left = msgspec.json.decode(path.read_bytes(), type=LocustFound)
+    left = msgspec.json.decode(path.read_bytes(), type=known(LocustFound))
     if left.failure:
         raise ServerError(f"locust could not go on asking: {left.failure}")
     if not left.records:
         raise ServerError(f"no request of locust's ended; it said: {found.output[-800:]}")
+    return left
+
+
+def _from_start(left: LocustFound, found: ToolRun) -> tuple[list[LoadRecord], ToolRun]:
+    """Return Locust's records, and the run with the CPU time of its processes."""
     epoch_ns = found.start_epoch_ns
     for record in left.records:
         record.shift(-epoch_ns)
     cpu = [[CpuSample(each.at_ns - epoch_ns, each.cpu_s) for each in samples] for samples in left.cpu]
     records = sorted(left.records, key=lambda record: record.due_ns)
     return records, found._replace(cpu=cpu)
-
-
-def _version(program: Path) -> str:
-    found = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60)
-    return found.stdout.split()[1] if len(found.stdout.split()) > 1 else "?"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import locust
 import msgspec
 from locust import User, constant, events, task
 from locust.env import Environment
@@ -35,6 +36,7 @@ from clients.load.tools.locust_streams import OpenAIStreams, TritonStreams, open
 from clients.load_run.cpu_sample import CpuSample
 from clients.load_run.load_record import DONE, LoadRecord
 from trireme.base.errors import ServingError
+from trireme.base.known_types import known
 
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
 _SHARE = "trireme_share"  # the message from the master to a worker
@@ -140,7 +142,7 @@ def _listen(environment: Environment, **_: Any) -> None:
 
 def _take_share(environment: Environment, msg: Any, **_: Any) -> None:
     del environment
-    shared.load = msgspec.json.decode(msg.data, type=LocustLoad)
+    shared.load = msgspec.json.decode(msg.data, type=known(LocustLoad))
 
 
 @events.test_start.add_listener
@@ -156,7 +158,7 @@ def _start(environment: Environment, **_: Any) -> None:
     path = os.environ.get(LOAD_VARIABLE)
     if not path:
         raise SystemExit(f"{LOAD_VARIABLE} names no file; start this with `trireme bench locust`, or as its --worker")
-    load = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
+    load = msgspec.json.decode(Path(path).read_bytes(), type=known(LocustLoad))
     shared.records, shared.cpu = [], {}  # of an earlier start, on Locust's page
     if isinstance(runner, MasterRunner):  # which asks nobody
         load = msgspec.structs.replace(load, num_workers=runner.worker_count)
@@ -217,7 +219,7 @@ def _report(client_id: str, data: dict[str, Any], **_: Any) -> None:
 
 @events.worker_report.add_listener
 def _collect(client_id: str, data: dict[str, Any], **_: Any) -> None:
-    left = msgspec.json.decode(data.pop("trireme"), type=LocustFound)
+    left = msgspec.json.decode(data.pop("trireme"), type=known(LocustFound))
     shared.records += left.records
     shared.num_reports[client_id] += 1
     shared.failure = left.failure or shared.failure
@@ -232,4 +234,5 @@ def _write(environment: Environment, **_: Any) -> None:
         return
     if not isinstance(environment.runner, MasterRunner):
         _note_cpu()
-    Path(path).write_bytes(msgspec.json.encode(LocustFound(shared.records, list(shared.cpu.values()), shared.failure)))
+    left = LocustFound(shared.records, list(shared.cpu.values()), shared.failure, locust.__version__)
+    Path(path).write_bytes(msgspec.json.encode(left))

@@ -13,6 +13,7 @@ from clients.rollout.records.rollout_plan import Plan, arm_of
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
+from trireme.base.known_types import known
 
 
 class ArmTotals(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,5 +104,5 @@ def _parts(evidence: Mapping[str, object] | None) -> tuple[dict[str, Mapping[str
         return {}, {}
     return (
         msgspec.convert(evidence["gates"], dict[str, dict[str, object]]),
-        msgspec.convert(evidence["arms"], dict[str, ArmTotals]),
+        msgspec.convert(evidence["arms"], known(dict[str, ArmTotals])),
     )

@@ -8,6 +8,7 @@ import msgspec
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.split.outcome import Outcome
+from trireme.base.known_types import known
 
 
 class Texts(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,4 +58,4 @@ class ShadowJudge:
 def _parts(evidence: Mapping[str, object] | None) -> tuple[Mapping[str, object] | None, Texts]:
     if evidence is None:
         return None, Texts()
-    return msgspec.convert(evidence["gate"], dict[str, object]), msgspec.convert(evidence["texts"], Texts)
+    return msgspec.convert(evidence["gate"], dict[str, object]), msgspec.convert(evidence["texts"], known(Texts))

@@ -14,6 +14,7 @@ from clients.rollout_gate.metrics import alpha_of
 from clients.rollout_gate.statistics.score_test import least_pairs
 from ensemble_configs.spec.validation import validate
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.known_types import known
 
 
 class Mode(StrEnum):
@@ -129,7 +130,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_plan(text: str) -> Plan:
     """Return the plan that a JSON text holds."""
-    return msgspec.json.decode(text, type=Plan)
+    return msgspec.json.decode(text, type=known(Plan))
 
 
 def arm_of(number: int) -> str:

@@ -19,6 +19,7 @@ from clients.rollout.records.database import AlreadyThere
 from clients.rollout.records.open_database import open_database
 from clients.rollout.records.state import Event, OperatorCommand, Phase, QueuedCommand, Rollout
 from trireme.base.errors import RequestError
+from trireme.base.known_types import known
 from trireme.base.store_place import StorePlace
 
 Merge = Callable[[Mapping[str, object] | None], Mapping[str, object]]
@@ -129,7 +130,7 @@ class Store:
     def _rollouts(self, where: str, values: tuple[object, ...]) -> list[Rollout]:
         names = ", ".join(Rollout.__struct_fields__)
         rows = self._db.rows(f"select {names} from rollouts {where} order by id", values)
-        return [msgspec.convert(dict(zip(Rollout.__struct_fields__, row, strict=True)), Rollout) for row in rows]
+        return [msgspec.convert(dict(zip(Rollout.__struct_fields__, row, strict=True)), known(Rollout)) for row in rows]
 
     def enter(
         self,
@@ -209,7 +210,7 @@ class Store:
         rows = self._db.rows(
             f"select {', '.join(names)} from wishes where rollout = ? and is_taken = 0 order by id limit 1", (number,)
         )
-        return msgspec.convert(dict(zip(names, rows[0], strict=True)), QueuedCommand) if rows else None
+        return msgspec.convert(dict(zip(names, rows[0], strict=True)), known(QueuedCommand)) if rows else None
 
     def take(self, command: int) -> None:
         """Mark a command as taken, when it is done or was refused."""

@@ -21,6 +21,7 @@ from clients.rollout.routing.schema import OutcomeBatch, SplitAnswer
 from clients.tls_context import http_call
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, SpecError
+from trireme.base.known_types import known
 
 _FLUSH_S = 1.0
 _MAX_KEPT = 20_000  # outcomes that the rollout has not taken; more are dropped
@@ -109,7 +110,7 @@ class RolloutClient:
         reply = await self._call(f"/split?client={self._name}", None)
         if reply is not None and reply.status == HTTPStatus.OK:
             with contextlib.suppress(msgspec.MsgspecError):
-                self._answer, self._heard_s = msgspec.json.decode(reply.body, type=SplitAnswer), asked_s
+                self._answer, self._heard_s = msgspec.json.decode(reply.body, type=known(SplitAnswer)), asked_s
 
     async def _flush(self) -> None:
         """Send all outcomes; a batch that was perhaps not taken is sent again unchanged, and counts once."""

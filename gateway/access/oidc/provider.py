@@ -13,6 +13,7 @@ from clients.tls_context import check_access, tls_context
 from ensemble_configs.spec.callers.oidc_spec import OidcSpec, is_safe_url
 from gateway.access.oidc.key_set import MAX_KEYS, KeySet
 from trireme.base.errors import Unavailable
+from trireme.base.known_types import known
 
 TIMEOUT_S = 10.0  # of one answer
 _MAX_BYTES = 512 << 10  # of one answer
@@ -66,7 +67,7 @@ class Provider:
         """
         try:
             url = self._spec.jwks_url or await self._discovered()
-            found = msgspec.json.decode(await self._get(url), type=_Keys).keys
+            found = msgspec.json.decode(await self._get(url), type=known(_Keys)).keys
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError) as exc:
             raise _away(f"it cannot be read ({type(exc).__name__})") from exc
         if len(found) > MAX_KEYS:
@@ -79,7 +80,7 @@ class Provider:
     async def _discovered(self) -> str:
         """Return the address of the keys."""
         data = await self._get(self._spec.issuer.rstrip("/") + _DISCOVERY)
-        found = msgspec.json.decode(data, type=_Configuration)
+        found = msgspec.json.decode(data, type=known(_Configuration))
         if found.issuer != self._spec.issuer:
             raise _away("its configuration is that of another issuer than gateway.oidc.issuer, to the letter")
         is_as_safe = found.jwks_uri.startswith("https:") or not self._spec.issuer.startswith("https:")

@@ -15,6 +15,7 @@ import msgspec
 from ensemble_configs.spec.callers.oidc_spec import OidcSpec
 from gateway.access.oidc.key_set import MAX_ID_CHARS, VerificationKey
 from gateway.access.oidc.refusals import expired_token, invalid_token
+from trireme.base.known_types import known
 
 MAX_CHARS = 16_000  # of those with many groups; the server takes longer headers, so that who sends more is told
 _PART = r"[A-Za-z0-9_-]+"
@@ -63,7 +64,7 @@ def read_head(token: str, *, algorithms: Collection[str], takes_access_tokens_al
     if parts is None:
         raise invalid_token("it is no signed JWT of three parts")
     try:
-        head = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Head)
+        head = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=known(_Head))
     except (ValueError, RecursionError) as exc:
         raise invalid_token("its head cannot be read") from exc
     if head.crit is not msgspec.UNSET or head.b64 is not msgspec.UNSET:

@@ -10,6 +10,7 @@ import msgspec
 
 from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 MODEL_FILE = "openvino_model.xml"
 _FILES = (MODEL_FILE, "openvino_model.bin", "config.json", "tokenizer.json")
@@ -55,6 +56,6 @@ def vocab_size_of(spec: EmbeddingModelSpec) -> int:
 
 def _read(path: Path) -> _Config:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Config)
+        return msgspec.json.decode(path.read_bytes(), type=known(_Config))
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise SpecError(f"{path}: {exc}", file=path) from exc

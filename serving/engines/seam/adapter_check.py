@@ -16,6 +16,7 @@ import msgspec
 from ensemble_configs.releases.safetensors_file import read_header
 from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -99,7 +100,7 @@ def check_adapter(
 def _read_config(folder: Path) -> _Config:
     path = folder / CONFIG
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+        config = msgspec.json.decode(path.read_bytes(), type=known(_Config))
     except FileNotFoundError as exc:
         raise SpecError(f"{folder} has no {CONFIG}; save the adapter there with save_pretrained(folder)") from exc
     except OSError as exc:

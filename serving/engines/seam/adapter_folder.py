@@ -18,6 +18,7 @@ import msgspec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
 from serving.engines.seam.adapter_check import ANY_SIZES, CONFIG, NAME, WEIGHTS, ModelSizes, check_adapter
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.known_types import known
 
 _log = logging.getLogger("trireme.adapters")
 
@@ -171,7 +172,7 @@ class _ModelConfig(_Sizes):
 def model_sizes(folder: Path) -> ModelSizes:
     """Return the sizes of the model in an engine's folder; no sizes where its files are missing or do not tell them."""
     try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_ModelConfig)
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=known(_ModelConfig))
     except (OSError, msgspec.DecodeError):  # loading the engine says what is wrong with the file
         return ANY_SIZES
     sizes = config.pretrained_config or config.text_config or config

@@ -8,6 +8,7 @@ import msgspec
 
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from trireme.base.errors import SpecError
+from trireme.base.known_types import known
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -80,6 +81,6 @@ def check_max_seq_len(spec: EngineSpec, model: ModelFolder) -> None:
 
 def _load(file: Path, struct: type[Struct]) -> Struct:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=struct)
+        return msgspec.json.decode(file.read_bytes(), type=known(struct))
     except msgspec.MsgspecError as exc:
         raise SpecError(f"{file}: {exc}", file=file) from exc

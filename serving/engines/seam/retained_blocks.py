@@ -5,7 +5,9 @@ A block is known by all tokens up to its end. Kept blocks count as free: when ot
 goes first, and among equal priorities the oldest.
 """
 
+import heapq
 import itertools
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,7 +30,8 @@ class RetainedBlocks:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._kept: dict[tuple[int, ...], _Kept] = {}
+        # By the tokens' bytes: Python keeps the hash of those, and of a tuple takes it anew each time.
+        self._kept: dict[bytes, _Kept] = {}
         self._numbers = itertools.count()
 
     def num_reusable_tokens(self, token_ids: Sequence[int], *, num_free_blocks: int, now_s: float) -> int:
@@ -37,27 +40,39 @@ class RetainedBlocks:
             return 0
         self._shrink(num_free_blocks, now_s)
         num_blocks = (len(token_ids) - 1) // self._block_tokens
+        known = _Tokens(token_ids)
         ends = (i * self._block_tokens for i in range(1, num_blocks + 1))
-        reusable = itertools.takewhile(lambda end: tuple(token_ids[:end]) in self._kept, ends)
+        reusable = itertools.takewhile(lambda end: known.up_to(end) in self._kept, ends)
         return max(reusable, default=0)
 
     def keep(self, sampling: SamplingParams, input_ids: list[int], output_ids: list[int], *, now_s: float) -> None:
         """Keep what a finished request asked for; the last token was never in the cache."""
         token_ids = (input_ids + output_ids)[:-1]
+        known = _Tokens(token_ids)
         for start in range(0, len(token_ids) - self._block_tokens + 1, self._block_tokens):
             wish = _wish(sampling, start, num_prompt_tokens=len(input_ids))
             if wish is not None:
                 priority, duration_ms = wish
                 until_s = float("inf") if duration_ms is None else now_s + duration_ms / 1000
-                known = tuple(token_ids[: start + self._block_tokens])
-                self._kept[known] = _Kept(priority, next(self._numbers), until_s)
+                kept = _Kept(priority, next(self._numbers), until_s)
+                self._kept[known.up_to(start + self._block_tokens)] = kept
 
     def _shrink(self, num_free_blocks: int, now_s: float) -> None:
-        self._kept = {known: kept for known, kept in self._kept.items() if kept.until_s > now_s}
-        for known in sorted(self._kept, key=lambda known: self._kept[known])[
-            : max(0, len(self._kept) - num_free_blocks)
-        ]:
+        for known in [known for known, kept in self._kept.items() if kept.until_s <= now_s]:
             del self._kept[known]
+        for known in heapq.nsmallest(len(self._kept) - num_free_blocks, self._kept, key=self._kept.__getitem__):
+            del self._kept[known]
+
+
+class _Tokens:
+    """The tokens of one request, by which its blocks are known."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._bytes = array("q", token_ids).tobytes()
+
+    def up_to(self, end: int) -> bytes:
+        """Return what stands for the first `end` tokens."""
+        return self._bytes[: end * array("q").itemsize]
 
 
 def _wish(sampling: SamplingParams, start: int, *, num_prompt_tokens: int) -> tuple[int, int | None] | None:

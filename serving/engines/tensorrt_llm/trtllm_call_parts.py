@@ -9,6 +9,7 @@ from serving.engines.seam.base import SamplingParams
 from serving.engines.seam.kv_retention import retained_ranges
 from serving.engines.tensorrt_llm.trtllm_upstream import Disaggregated, Upstream
 from trireme.base.errors import RequestError
+from trireme.base.known_types import known
 
 _FIELD = "context_phase_params"
 
@@ -22,7 +23,7 @@ class _ContextPhase(msgspec.Struct, frozen=True, array_like=True):
     draft_tokens: list[int] | None
 
 
-_decoder = msgspec.msgpack.Decoder(_ContextPhase)
+_decoder = msgspec.msgpack.Decoder(known(_ContextPhase))
 
 
 def comes_at_once(sampling: SamplingParams) -> bool:

@@ -7,6 +7,7 @@ Parts that do not apply are null or missing there.
 import msgspec
 
 from serving.engines.seam.base import BatchStats
+from trireme.base.known_types import known
 
 
 class _KvCache(msgspec.Struct, rename="camel"):
@@ -56,7 +57,7 @@ def read_stats(row: dict[str, object]) -> IterationStats:
     Raises:
         msgspec.ValidationError: a part has another type than upstream says.
     """
-    stats = msgspec.convert(row, _Row)
+    stats = msgspec.convert(row, known(_Row))
     kv_cache = stats.kv_cache_stats or _KvCache()
     batching = stats.inflight_batching_stats or _InflightBatching()
     return IterationStats(

@@ -15,6 +15,7 @@ from serving.frontend.common.served_models import Model
 from serving.frontend.http.parameters import parameters_of, set_parameter
 from serving.frontend.http.tensor_values import flat, from_raw, num_elements, spread, to_raw, value_bytes
 from trireme.base.errors import RequestError
+from trireme.base.known_types import known
 
 
 class Asked(NamedTuple):
@@ -47,7 +48,7 @@ def to_request(body: bytes, header_length: int | None, name: str, version: str, 
             value=cut,
         )
     try:
-        head = msgspec.json.decode(body[:cut], type=_Head)
+        head = msgspec.json.decode(body[:cut], type=known(_Head))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is no inference request: {exc}", field="body") from exc
     message.id = head.id
