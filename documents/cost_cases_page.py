@@ -13,7 +13,7 @@ from build_engines.cost.levers import plan_levers
 from build_engines.cost.managed_prices import EXAMPLE, ManagedPrices
 from build_engines.cost.report_tables import levers_table, price, tables, usd
 from build_engines.planner.estimators.published import Measurement, predicted, scored
-from build_engines.planner.ranking import Targets
+from build_engines.planner.question import Targets
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
 from build_engines.planner.roofline.steady_state import Workload

@@ -8,7 +8,9 @@ from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
 from build_engines.planner.estimators.estimator import Load, Roofline
-from build_engines.planner.ranking import Option, Question, Targets, make_plan
+from build_engines.planner.option import Option
+from build_engines.planner.question import Question, Targets
+from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines, Wanted
 from build_engines.planner.roofline.steady_state import Workload
 

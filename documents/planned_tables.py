@@ -10,7 +10,9 @@ from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
 from build_engines.planner.estimators.estimator import Load, Roofline
 from build_engines.planner.estimators.published import predicted, scored
-from build_engines.planner.ranking import Option, Plan, Question, Targets, make_plan
+from build_engines.planner.option import Option, Plan
+from build_engines.planner.question import Question, Targets
+from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines, Wanted
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
@@ -182,7 +184,7 @@ def published() -> str:
 def _figures(option: Option) -> Iterator[str]:
     yield f"{option.estimate.ttft_ms:.0f}"
     yield f"{option.estimate.tpot_ms:.1f}"
-    yield f"{option.output_tokens_per_s:,.0f}" + (" (serving host)" if option.is_capped_by_serving else "")
+    yield f"{option.engine_output_tokens_per_s:,.0f}" + (" (over the serving host)" if option.serving.is_over else "")
     yield f"x/÷ {option.uncertainty:.2f}"
 
 

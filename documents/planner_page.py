@@ -3,13 +3,14 @@
 
 from pathlib import Path
 
+from build_engines.planner.estimators.strata import STRATA
 from documents.pages import with_tables
 from documents.results import Document, latest, source
 from trireme.base.text_tables import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner.md"
-_RESULT = "planner_estimators"
-_GPUS = {"h100": "H100", "a100-80": "A100-80", "l40s": "L40S"}
+_FIT, _ESTIMATORS = "planner_fit", "planner_estimators"
+_LEFT_OUT = ("fitted", "gpu_left_out", "model_left_out")
 
 
 def page(text: str) -> str:
@@ -19,50 +20,57 @@ def page(text: str) -> str:
 
 def tables() -> dict[str, str]:
     """Return the page's tables by name."""
-    return {"errors": _errors(), "estimators": _estimators()}
+    return {
+        "errors": _errors(),
+        "within": _within(),
+        "by model": _by("model"),
+        "by GPU": _by("gpu"),
+        "estimators": _estimators(),
+    }
 
 
 def _errors() -> str:
-    result = latest(_RESULT)
-    left_out = result["roofline_on_what_was_left_out_of_its_fit"]
-    found = {
-        "nothing": result["shared"]["roofline"],
-        "the GPU": left_out["gpu_left_out"],
-        "the model": left_out["model_left_out"],
-    }
+    result = latest(_FIT)
     rows = [
-        [title, str(one["num_cells"]), f"x/÷ {one['median']:.2f}", f"x/÷ {one['p90']:.2f}"]
-        for title, one in found.items()
+        [
+            name,
+            str(of["fitted"]["num_cells"]),
+            *(_error(of[how]) for how in _LEFT_OUT),
+        ]
+        for name, of in result["summary"].items()
     ]
-    table = markdown_table(["left out", "cells", "median error", "90 % within"], rows)
-    return f"{table}\n\nFrom {source(_RESULT)}"
+    header = ["stratum", "cells", "all fitted", "the GPU left out", "the model left out"]
+    words = f"{result['fitted_to']:,} of {result['measurements']:,} figures were fitted, some of each cell."
+    return f"{markdown_table(header, rows)}\n\nMedian and 90 % within, factors. {words} From {source(_FIT)}"
+
+
+def _within() -> str:
+    result = latest(_FIT)["summary"]
+    rows = [
+        [name, *(f"{result[name][how]['counted_apart']:.0%}, {result[name][how]['within']:.2f}" for how in _LEFT_OUT)]
+        for name in STRATA
+    ]
+    return markdown_table(["stratum", "another source", "a GPU left out", "a model left out"], rows)
+
+
+def _by(kind: str) -> str:
+    found = latest(_FIT)[f"by_{kind}_left_out"]
+    rows = [[name, *(_cells(of.get(part)) for part in ("speed", "first tokens"))] for name, of in found.items()]
+    return markdown_table([f"{kind.replace('gpu', 'GPU')} left out", "speed", "first tokens"], rows)
+
+
+def _cells(one: Document | None) -> str:
+    return "" if one is None else f"{_error(one)} ({one['num_cells']})"
 
 
 def _estimators() -> str:
-    result = latest(_RESULT)
-    left_out, by = result["roofline_on_what_was_left_out_of_its_fit"], result["by"]["gpu"]
-    shared, versions = result["shared"], result["versions"]["its tables, TensorRT-LLM by GPU"]
+    result = latest(_ESTIMATORS)
     rows = [
-        [
-            "all",
-            str(shared["roofline"]["num_cells"]),
-            _error(left_out["gpu_left_out"]),
-            _error(shared["aisimulate"]),
-            "",
-        ]
+        [name, str(of["aisimulate"]["num_cells"]), _error(of["roofline"]), _error(of["aisimulate"])]
+        for name, of in (result["shared"] | result["by"]["gpu"]).items()
     ]
-    rows += [
-        [
-            title,
-            str(by[gpu]["aisimulate"]["num_cells"]),
-            _error(left_out["by_gpu"][gpu]),
-            _error(by[gpu]["aisimulate"]),
-            versions[gpu],
-        ]
-        for gpu, title in _GPUS.items()
-    ]
-    header = ["GPU", "cells", "roofline, GPU left out", "AISimulate", "its tables, TensorRT-LLM"]
-    return f"{markdown_table(header, rows)}\n\nFrom {source(_RESULT)}"
+    header = ["stratum or GPU", "cells", "roofline, GPU left out", "AISimulate"]
+    return f"{markdown_table(header, rows)}\n\nFrom {source(_ESTIMATORS)}"
 
 
 def _error(one: Document) -> str:

@@ -3,17 +3,21 @@
 
     make planner-estimators
 
-Both are given the same batch, from our footprint. Errors are of the cells that both can do; what each covers is counted
-too. Writes benchmarks/results/planner_estimators_<date>.json, and what `trireme plan` says of the two
+Both are given the same batch, from our footprint. Errors are of the cells that both can do, by stratum; what each
+covers is counted too. The roofline's are those without the cell's GPU in its fit, from the newest result of
+`make planner-fit`. Writes benchmarks/results/planner_estimators_<date>.json, and what `trireme plan` says of the two
 (build_engines/planner/estimators/estimator_errors.yaml).
 """
 
 import json
+import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import yaml
 
-from benchmarks.support.report import write_result
+from benchmarks.support.report import RESULTS, write_result
 from build_engines.checkpoint.known_models import known_models
 from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
 from build_engines.planner.estimators.aisimulate_process import (
@@ -30,12 +34,12 @@ from build_engines.planner.estimators.published import (
     candidate_of,
     errors_by_cell,
     errors_of,
+    errors_of_medians,
+    in_units_of,
     limits_of,
-    predicted,
     scored,
 )
-from build_engines.planner.roofline.efficiencies import TABLE as EFFICIENCIES
-from build_engines.planner.roofline.efficiencies import fitted
+from build_engines.planner.estimators.strata import STRATA
 from build_engines.planner.roofline.steady_state import Workload
 
 
@@ -48,17 +52,18 @@ def by_aisimulate(one: Measurement, estimator: AiSimulate) -> float | str:
     why_not = estimator.why_not(candidate, workload, limits)
     if why_not is not None:
         return why_not
-    rate = (one.load or {}).get("rate")
-    load = Load() if rate is None else Load(requests_per_s=float(rate))
-    estimate = estimator.estimate(candidate, workload, load, limits)
+    load = one.load or {}
+    match load:
+        case {"rate": rate}:
+            asked = Load(requests_per_s=float(rate))
+        case {"concurrency": clients}:
+            asked = Load(concurrency=float(clients))
+        case _:
+            asked = Load()
+    estimate = estimator.estimate(candidate, workload, asked, limits)
     if estimate is None:
         return "it says that the rate cannot be kept up with"
-    return {
-        "ttft_mean": estimate.ttft_ms,
-        "itl_mean": estimate.tpot_ms,
-        "output_throughput_per_gpu": estimate.output_tokens_per_s / candidate.layout.world_size,
-        "output_throughput_total": estimate.output_tokens_per_s,
-    }[one.metric]
+    return in_units_of(one, estimate)
 
 
 def _static(one: Measurement, estimator: AiSimulate, workload: Workload) -> float | str:
@@ -88,77 +93,75 @@ def ask_all(rows: tuple[Measurement, ...]) -> tuple[dict[str, float | str], dict
 
 
 def main() -> None:
-    """Ask both, compare, write."""
+    """Ask, compare, write."""
     if not AiSimulateProcess().is_installed:
         raise SystemExit(NOT_INSTALLED)
-    rows = scored()
+    rows = tuple(one for one in scored() if not one.is_first_token)
     theirs, versions = ask_all(rows)
-    ours = {one.id: predicted(one, fitted()) for one in rows}
+    ours = {name: cell for name, cell in _fit()["cells"].items() if "gpu_left_out" in cell}
     figures = {name: value for name, value in theirs.items() if not isinstance(value, str)}
-    both = [one for one in rows if one.id in figures and ours[one.id] is not None]
-    errors = {
-        "roofline": errors_by_cell((one, ours[one.id]) for one in both),
-        "aisimulate": errors_by_cell((one, figures[one.id]) for one in both),
+    found = errors_by_cell((one, figures[one.id]) for one in rows if one.id in figures)
+    shared = [name for name in found if name in ours]
+    stated = {
+        stratum: {
+            "roofline": _over(ours[name]["gpu_left_out"] for name in cells),
+            "aisimulate": _rounded(errors_of({name: found[name] for name in cells})),
+        }
+        for stratum, cells in _of_stratum(shared, ours).items()
     }
-    fit = yaml.safe_load(EFFICIENCIES.read_text(encoding="utf-8"))
-    left_out = fit["errors"]
-    shared = {name: _rounded(errors_of(cells)) for name, cells in errors.items()}
-    if shared["aisimulate"]["num_cells"] != left_out["gpu_left_out"]["num_cells"]:
-        raise SystemExit("the two do not cover the same cells: fit on the shared ones before they are compared")
     result: dict[str, object] = {
         "what": "errors as factors on the published cells that both estimators can do; medians of |log error| by cell",
         "versions": {"aisimulate": _aisimulate_version(), "its tables, TensorRT-LLM by GPU": versions},
-        "measured_with": dict(Counter(one.group for one in both)),
         "covered": {
-            "measurements": {"all": len(rows), "roofline": len(rows) - list(ours.values()).count(None)}
-            | {"aisimulate": len(figures), "both": len(both)},
-            "cells": {"all": len({one.cell for one in rows}), "both": len(errors["roofline"])},
+            "measurements": {"all": len(rows), "aisimulate": len(figures)},
+            "cells": {"all": len({one.cell for one in rows}), "both": len(shared)},
             "why_aisimulate_has_none": dict(Counter(value for value in theirs.values() if isinstance(value, str))),
         },
-        "shared": shared,
-        "roofline_on_what_was_left_out_of_its_fit": {
-            **{name: left_out[name] for name in ("gpu_left_out", "model_left_out")},
-            "by_gpu": fit["errors_by_gpu"],
-            "by_model": fit["errors_by_model"],
-        },
+        "shared": stated,
         "by": {
             kind: {
-                group: {name: _rounded(errors_of(cells)) for name, cells in of_group.items()}
-                for group, of_group in _grouped(both, ours, figures, kind).items()
+                group: {
+                    "roofline": _over(ours[name]["gpu_left_out"] for name in cells),
+                    "aisimulate": _rounded(errors_of({name: found[name] for name in cells})),
+                }
+                for group, cells in _grouped(rows, shared, kind).items()
             }
-            for kind in ("gpu", "model", "group", "metric", "tp_size", "weight_format")
+            for kind in ("gpu", "model", "group", "weight_format")
         },
-        "cells": {
-            cell: {name: _rounded(errors_of({cell: errors[name][cell]})) for name in errors}
-            for cell in errors["roofline"]
-        },
+        "cells": {name: _rounded(errors_of({name: found[name]})) for name in sorted(found)},
     }
     write_result("planner_estimators", result)
     header = (
         "# Generated by `make planner-estimators` on the published cells that both can do. Errors are factors: 1.1 is\n"
         "# 10 %. The roofline's are without the GPU in its fit: AISimulate was not fitted to these cells either.\n"
     )
-    stated = {"roofline": left_out["gpu_left_out"], "aisimulate": shared["aisimulate"]}
     TABLE.write_text(header + yaml.safe_dump(stated, sort_keys=False), encoding="utf-8")
-    for name, cells in errors.items():
-        print(f"{name}: {errors_of(cells)}")
-    print(f"roofline without the GPU in its fit: {Errors(**left_out['gpu_left_out'])}")
-    print(json.dumps(result["covered"], indent=1))
+    print(json.dumps({"covered": result["covered"], "shared": stated}, indent=1))
 
 
-def _grouped(
-    rows: list[Measurement], ours: dict[str, float | None], theirs: dict[str, float], kind: str
-) -> dict[str, dict[str, dict[str, list[float]]]]:
-    groups = defaultdict(list)
+def _fit() -> Mapping[str, Any]:
+    """Return the newest result of the fit."""
+    found: dict[str, Any] = json.loads(max(RESULTS.glob("planner_fit_*.json")).read_text(encoding="utf-8"))
+    return found
+
+
+def _of_stratum(names: list[str], cells: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names by stratum, and all of them as one more."""
+    groups = {stratum: [name for name in names if cells[name]["stratum"] == stratum] for stratum in STRATA}
+    return {stratum: found for stratum, found in groups.items() if found} | {"all": names}
+
+
+def _over(cells: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the errors over cells of which each has its own already."""
+    return _rounded(errors_of_medians([(math.log(cell["median"]), math.log(cell["bias"])) for cell in cells]))
+
+
+def _grouped(rows: tuple[Measurement, ...], shared: list[str], kind: str) -> dict[str, list[str]]:
+    groups = defaultdict(set)
     for one in rows:
-        groups[str(getattr(one, kind))].append(one)
-    return {
-        name: {
-            "roofline": errors_by_cell((one, ours[one.id]) for one in of_group),
-            "aisimulate": errors_by_cell((one, theirs[one.id]) for one in of_group),
-        }
-        for name, of_group in sorted(groups.items())
-    }
+        if one.cell in set(shared):
+            groups[str(getattr(one, kind))].add(one.cell)
+    return {group: sorted(cells) for group, cells in sorted(groups.items())}
 
 
 def _rounded(errors: Errors) -> dict[str, float]:

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.checkpoint_config import read_whole_model_shape
 from build_engines.checkpoint.checkpoint_files import check_links, check_no_code, read_json, shortened, stored_tensors
 from build_engines.checkpoint.config_values import load_config
 from build_engines.checkpoint.finite_weights import Progress, check_finite
 from build_engines.checkpoint.model_shape import ModelShape
-from build_engines.checkpoint.weight_table import LINEAR_ROLES, Weight, tensor_names, weights_of
+from build_engines.checkpoint.tensor_names import tensor_names
+from build_engines.checkpoint.weight_table import LINEAR_ROLES, Weight, weights_of
 from ensemble_configs.releases.safetensors_file import StoredTensor
 from trireme.base.errors import SpecError
 
@@ -54,7 +55,7 @@ def check_checkpoint(
         raise SpecError(f"{folder} is no folder; name the folder of a checkpoint", file=folder)
     check_links(folder)
     config = load_config(folder)
-    model = read_model_shape(config, source=str(folder / "config.json"))
+    model = read_whole_model_shape(config, source=str(folder / "config.json"))
     check_no_code(folder)
     tensors = stored_tensors(folder)
     is_quantized = "quantization_config" in config or (folder / "hf_quant_config.json").is_file()
@@ -80,6 +81,9 @@ _PACKED_TYPES = frozenset({"U8", "I8", "I32", "F4"})
 
 # Buffers that old versions of transformers saved with the weights.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+
+# Architectures whose checkpoints have a part of its own that predicts the token after the next.
+_WITH_FURTHER_TOKENS = frozenset({"Qwen3NextForCausalLM"})
 
 
 def _check_tensors(
@@ -158,6 +162,8 @@ def _quantized_names(packed: Iterable[str]) -> set[str]:
 def _is_unneeded(name: str, model: ModelShape, config: Mapping[str, object]) -> bool:
     heads = {tensor_names(model.architecture).get("head"), "lm_head.weight"}
     if name.endswith(_BUFFERS) or (model.is_tied and name in heads):
+        return True
+    if model.architecture in _WITH_FURTHER_TOKENS and name.startswith("mtp."):
         return True
     # DeepSeek-V3 has layers behind the last that predict the token after the next.
     extra = config.get("num_nextn_predict_layers")

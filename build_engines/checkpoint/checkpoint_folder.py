@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.checkpoint_config import read_whole_model_shape
 from build_engines.checkpoint.config_values import load_config
 from build_engines.checkpoint.model_shape import ModelShape
 from ensemble_configs.releases.file_hashes import HashMemory, hash_files, hash_listing
@@ -35,7 +35,8 @@ class CheckpointFiles:
     def shape(self) -> ModelShape:
         """Return the shape of the model that the config describes."""
         source = str(self.dir / "config.json")
-        return read_model_shape(_as_hugging_face(self.config) if self.is_converted else self.config, source=source)
+        config = _as_hugging_face(self.config) if self.is_converted else self.config
+        return read_whole_model_shape(config, source=source)
 
     @property
     def is_converted(self) -> bool:

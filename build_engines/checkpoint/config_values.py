@@ -55,17 +55,22 @@ def _read_plain_file(path: Path) -> bytes:
 
 
 class ConfigValues:
-    """Values of a `config.json` by name, each of the type that it should have."""
+    """Values of a `config.json` by name, each of the type that it should have.
 
-    def __init__(self, values: Mapping[str, object], source: str) -> None:
+    `within` stands before names in messages: the values are of an object within the config.
+    """
+
+    def __init__(self, values: Mapping[str, object], source: str, within: str = "") -> None:
         self._values = values
         self._source = source
+        self._within = within
 
     def count(self, *names: str) -> int:
         """Return a required whole number above 0, by the first of its names that is there."""
         value = self.count_if_given(*names)
         if value is None:
-            raise SpecError(f"{self._source}: {names[0]} is missing", file=self._source, field=names[0])
+            name = self._within + names[0]
+            raise SpecError(f"{self._source}: {name} is missing", file=self._source, field=name)
         return value
 
     def count_if_given(self, *names: str) -> int | None:
@@ -73,7 +78,7 @@ class ConfigValues:
         value = self.optional_count(*names)
         for name in names:
             if value is None and self._values.get(name) is not None:
-                raise self._wrong(name, 0, "a whole number, at least 1")
+                raise self.wrong(name, 0, "a whole number, at least 1")
         return value
 
     def optional_count(self, *names: str) -> int | None:
@@ -83,10 +88,10 @@ class ConfigValues:
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise self._wrong(name, value, "a whole number, at least 0")
+                raise self.wrong(name, value, "a whole number, at least 0")
             most = _MOST_LISTED if name in _LISTED else _MOST
             if value > most:
-                raise self._wrong(name, value, f"at most {most:,}")
+                raise self.wrong(name, value, f"at most {most:,}")
             return value or None
         return None
 
@@ -96,24 +101,36 @@ class ConfigValues:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
+            raise self.wrong(name, value, "true or false")
         return value
 
     def text(self, name: str) -> str | None:
         """Return a string, or None where there is none."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
-            raise self._wrong(name, value, "a string")
+            raise self.wrong(name, value, "a string")
         return value
 
-    def layer_types(self, num_layers: int) -> list[str] | None:
-        """Return `full_attention` or `sliding_attention` for each layer, or None where the config does not say."""
+    def whole_numbers(self, name: str) -> list[int] | None:
+        """Return a list of whole numbers, or None where there is none."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if (
+            not isinstance(value, list)
+            or len(value) > _MOST_LISTED
+            or not all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+        ):
+            raise self.wrong(name, value, f"a list of at most {_MOST_LISTED:,} whole numbers")
+        return value
+
+    def layer_types(self, num_layers: int, *known: str) -> list[str] | None:
+        """Return the kind of each layer, one of `known`, or None where the config does not say."""
         value = self._values.get("layer_types")
         if value is None:
             return None
-        known = ("full_attention", "sliding_attention")
         if not isinstance(value, list) or len(value) != num_layers or any(kind not in known for kind in value):
-            raise self._wrong("layer_types", value, f"{num_layers} of {' or '.join(known)}")
+            raise self.wrong("layer_types", value, f"{num_layers} of {' or '.join(known)}")
         return value
 
     def divide(self, numerator: int, denominator: int, names: str) -> int:
@@ -124,7 +141,9 @@ class ConfigValues:
             )
         return numerator // denominator
 
-    def _wrong(self, name: str, value: object, allowed: str) -> SpecError:
+    def wrong(self, name: str, value: object, allowed: str) -> SpecError:
+        """Return the error that names a value, what it is and what it may be."""
+        name = self._within + name
         return SpecError(
             f"{self._source}: {name} must be {allowed}; got {value!r}", file=self._source, field=name, value=value
         )

@@ -16,6 +16,20 @@ _TABLE = Path(__file__).with_name("gpus.yaml")
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 
+# GPUs that people ask for and that TensorRT-LLM does not run on. Sources: its support matrix, whose oldest row is
+# Ampere (SM 80, 86), and its issues 2620 (T4) and 2400 (V100).
+_TOO_OLD = "TensorRT-LLM needs SM 80 (Ampere) or later"
+_OF_OTHERS = "TensorRT-LLM runs on NVIDIA's GPUs alone"
+_UNSERVED = {
+    "v100": f"is SM 70, and {_TOO_OLD}",
+    "t4": f"is SM 75, and {_TOO_OLD}: T4 was dropped with version 0.14",
+    "rtx-2080-ti": f"is SM 75, and {_TOO_OLD}",
+    **dict.fromkeys(
+        ("mi210", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x"), f"is AMD's, and {_OF_OTHERS}"
+    ),
+    **dict.fromkeys(("gaudi-2", "gaudi-3"), f"is Intel's, and {_OF_OTHERS}"),
+}
+
 
 class Tflops(Spec):
     """Dense peaks in TFLOP/s, by number format; None where the GPU does not support the format."""
@@ -48,6 +62,7 @@ class Gpu(Spec):
     tflops: Tflops
     nvlink_gbs: Annotated[float, Field(ge=0)]
     nvlink_domain: Positive
+    is_bridged: bool = False
     pcie_gbs: PositiveFloat
     is_verified: bool
     driver_names: tuple[str, ...] = ()
@@ -62,6 +77,10 @@ class Gpu(Spec):
         """Return the bandwidth to the next GPU of the node, one direction, in GB/s."""
         return self.nvlink_gbs or self.pcie_gbs
 
+    def is_joined_by_nvlink(self, num_gpus: int) -> bool:
+        """Return True if NVLink joins so many GPUs; else PCIe does, within a node."""
+        return self.nvlink_gbs > 0 and num_gpus <= self.nvlink_domain
+
 
 @cache
 def gpus() -> dict[str, Gpu]:
@@ -74,13 +93,14 @@ def gpu_named(name: str) -> Gpu:
     """Return the GPU with a name or a title, in any case.
 
     Raises:
-        SpecError: the table has no such GPU.
+        SpecError: the table has no such GPU, or TensorRT-LLM does not run on it; the message says why.
     """
     wanted = name.lower()
     for gpu in gpus().values():
         if wanted in {gpu.name, gpu.title.lower()}:
             return gpu
-    raise SpecError(f"gpu {name!r} is not known here; there are {', '.join(gpus())}", field="gpu", value=name)
+    reason = _UNSERVED.get(wanted, "is not known here")
+    raise SpecError(f"gpu {name!r} {reason}; there are {', '.join(gpus())}", field="gpu", value=name)
 
 
 def gpu_of_driver(name: str) -> Gpu:

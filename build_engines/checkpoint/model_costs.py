@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from build_engines.checkpoint.model_shape import Attention, DenseMlp, ExpertMlp, ModelShape
+from build_engines.checkpoint.model_shape import Attention, DenseMlp, ExpertMlp, LatentAttention, ModelShape
 from build_engines.checkpoint.weight_formats import FormatPlan
 from build_engines.checkpoint.weight_table import Role, Weight, weights_of
 
 _MLP_ROLES = frozenset({Role.GATE, Role.UP, Role.GATE_UP, Role.DOWN})
 _OUTER_ROLES = frozenset({Role.EMBEDDING, Role.HEAD})
+_OTHER_ROLES = frozenset({Role.NORM, Role.ROUTER, Role.SINK, Role.CONV, Role.DECAY})
 
 
 class FormatBytes(NamedTuple):
@@ -21,7 +22,7 @@ class FormatBytes(NamedTuple):
     dense_mlp: int
     experts: int
     outer: int  # embedding and head
-    other: int  # norms, routers, biases
+    other: int  # norms, routers, convolutions, biases
 
 
 @dataclass(frozen=True, eq=False)  # one for a model: compared by identity, for caches
@@ -48,13 +49,18 @@ class ModelCosts:
         experts = self.model.expert_layers
         if not experts:
             return 0.0
-        return experts[0].experts_met(max(1, round(num_tokens))) / experts[0].num_experts
+        return experts[0].experts_met(max(1.0, num_tokens)) / experts[0].num_experts
 
     @cached_property
     def active_expert_size(self) -> float:
         """Return the number of weights in the experts that one token is routed to."""
         experts = self.model.expert_layers
         return self.expert_size * experts[0].experts_per_token / experts[0].num_experts if experts else 0.0
+
+    @cached_property
+    def num_latent_layers(self) -> int:
+        """Return the number of layers with latent attention."""
+        return sum(isinstance(layer.attention, LatentAttention) for layer in self.model.layers)
 
     @cached_property
     def active_intermediate_size(self) -> float:
@@ -67,6 +73,27 @@ class ModelCosts:
                 case ExpertMlp() as mlp:
                     widths += mlp.intermediate_size * mlp.experts_per_token + mlp.shared_intermediate_size
         return widths / self.model.num_layers
+
+    @cached_property
+    def routed_width(self) -> float:
+        """Return the width of what a token sends to its experts, mean over the layers."""
+        experts = self.model.expert_layers
+        return sum(each.experts_per_token for each in experts) * self.model.hidden_size / self.model.num_layers
+
+    @cached_property
+    def state_values(self) -> int:
+        """Return the numbers that a sequence keeps in layers of linear attention, whatever its length."""
+        return sum(each.state_values for each in self.model.linear_layers)
+
+    @cached_property
+    def recurrent_state_values(self) -> int:
+        """Return the numbers of that state but for the inputs of the convolutions."""
+        return sum(each.recurrent_state_values for each in self.model.linear_layers)
+
+    @cached_property
+    def linear_attention_flops(self) -> int:
+        """Return the operations of one token on the states of linear attention, in all layers."""
+        return sum(each.flops_per_token for each in self.model.linear_layers)
 
     @cached_property
     def _kinds_of_layer(self) -> list[tuple[int, Attention, int | None]]:
@@ -108,11 +135,11 @@ def _kind(weight: Weight) -> int:
     """Return 0 for attention, 1 dense feed-forward, 2 experts, 3 embedding and head, 4 the rest."""
     if weight.role in _OUTER_ROLES:
         return 3
-    if weight.is_bias or weight.role in {Role.NORM, Role.ROUTER, Role.SINK}:
+    if weight.is_bias or weight.role in _OTHER_ROLES:
         return 4
     if weight.role not in _MLP_ROLES:
         return 0
-    return 2 if weight.expert is not None or weight.num_experts > 1 else 1
+    return 2 if weight.is_of_experts else 1
 
 
 @cache

@@ -7,6 +7,7 @@ how large it is, `build_engines.checkpoint.weight_table`.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class GroupedAttention:
     has_output_bias: bool = False
     has_qk_norm: bool = False  # one norm of head_dim for queries and one for keys
     has_sinks: bool = False  # a learned logit a head, beside those of the keys
+    has_output_gate: bool = False  # beside each head's query, as many numbers that gate what the head gives
 
     @property
     def kv_values_per_token(self) -> int:
@@ -76,7 +78,64 @@ class LatentAttention:
         return 2 * self.num_heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
 
 
-Attention = GroupedAttention | LatentAttention
+@dataclass(frozen=True)
+class LinearAttention:
+    """Attention that keeps one state of constant size for a sequence, and no keys and values (Gated DeltaNet).
+
+    The state is a matrix of key width by value width for each value head, and the last inputs of a causal convolution
+    over queries, keys and values.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_size: int
+
+    kv_values_per_token: ClassVar[int] = 0  # it has no KV cache
+    prefill_flops_per_pair: ClassVar[int] = 0  # and no pairs of tokens
+    decode_flops_per_pair: ClassVar[int] = 0
+
+    @property
+    def key_size(self) -> int:
+        """Return the width of all heads' keys, which is that of their queries."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Return the width of all heads' values, which is that of their gates and of the output."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Return the channels of the convolution: queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def recurrent_state_values(self) -> int:
+        """Return the numbers of the matrices that a sequence leaves in one layer."""
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim
+
+    @property
+    def state_values(self) -> int:
+        """Return the numbers that a sequence keeps in one layer: matrices, and inputs of the convolution.
+
+        Source: `MambaCacheManager` of TensorRT-LLM 1.2, `tensorrt_llm/_torch/pyexecutor/mamba_cache_manager.py`.
+        """
+        return self.recurrent_state_values + self.conv_size * (self.conv_kernel_size - 1)
+
+    @property
+    def flops_per_token(self) -> int:
+        """Return the floating point operations of one token on the state, in one layer.
+
+        The state decays (1 for each of its numbers), is asked for the key's value, is corrected and is asked for the
+        query's (2 each).
+        """
+        return 7 * self.recurrent_state_values
+
+
+CachedAttention = GroupedAttention | LatentAttention
+Attention = CachedAttention | LinearAttention
 
 
 @dataclass(frozen=True)
@@ -100,12 +159,13 @@ class ExpertMlp:
     has_router_bias: bool = False
     has_bias: bool = False
 
-    def experts_met(self, num_tokens: int) -> float:
+    def experts_met(self, num_tokens: float) -> float:
         """Return the number of experts that a batch is expected to use.
 
         Each token chooses evenly: E (1 - (1 - k/E)^n).
         """
-        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
+        missed: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - missed)
 
 
 Mlp = DenseMlp | ExpertMlp
@@ -139,6 +199,7 @@ class ModelShape:
     has_norm_bias: bool = False
     has_head_bias: bool = False
     is_parallel_block: bool = False  # attention and MLP of a layer read the same input: one all-reduce a layer
+    has_vision: bool = False  # the checkpoint has a vision tower, too, which is not in this shape
 
     @property
     def num_layers(self) -> int:
@@ -146,9 +207,9 @@ class ModelShape:
         return len(self.layers)
 
     @property
-    def attention(self) -> Attention:
-        """Return the attention of the first layer; the layers differ in their windows alone."""
-        return self.layers[0].attention
+    def attention(self) -> CachedAttention:
+        """Return the attention of the first layer with a KV cache; layers with one differ in their windows alone."""
+        return next(layer.attention for layer in self.layers if not isinstance(layer.attention, LinearAttention))
 
     @property
     def num_kv_heads(self) -> int:
@@ -159,6 +220,11 @@ class ModelShape:
     def expert_layers(self) -> tuple[ExpertMlp, ...]:
         """Return the mixtures of experts among the layers' feed-forward networks."""
         return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertMlp))
+
+    @cached_property
+    def linear_layers(self) -> tuple[LinearAttention, ...]:
+        """Return the linear attention of the layers that keep a state in place of keys and values."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, LinearAttention))
 
     @cached_property
     def layer_kinds(self) -> tuple[tuple[Attention, Mlp], ...]:

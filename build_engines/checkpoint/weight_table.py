@@ -17,8 +17,10 @@ from build_engines.checkpoint.model_shape import (
     GroupedAttention,
     LatentAttention,
     LayerShape,
+    LinearAttention,
     ModelShape,
 )
+from build_engines.checkpoint.tensor_names import tensor_names
 
 
 class Role(StrEnum):
@@ -36,6 +38,10 @@ class Role(StrEnum):
     LATENT_QUERY = "latent_query"  # low rank (or hidden) to the heads' queries
     LATENT_KV = "latent_kv"  # low rank to the heads' keys and values
     SINK = "sink"
+    LINEAR_IN = "linear_in"  # of linear attention: queries, keys, values and output gates in one, key head by key head
+    LINEAR_GATES = "linear_gates"  # of linear attention: write strength and decay of each value head
+    CONV = "conv"  # of linear attention, over queries, keys and values: one behind the other
+    DECAY = "decay"  # of linear attention: a number for each value head
     GATE = "gate"
     UP = "up"
     GATE_UP = "gate_up"  # both in one
@@ -47,13 +53,18 @@ class Role(StrEnum):
 LINEAR_ROLES = frozenset(
     {
         Role.QUERY, Role.KEY, Role.VALUE, Role.QKV, Role.OUTPUT, Role.LATENT_DOWN, Role.LATENT_QUERY, Role.LATENT_KV,
-        Role.GATE, Role.UP, Role.GATE_UP, Role.DOWN,
+        Role.LINEAR_IN, Role.GATE, Role.UP, Role.GATE_UP, Role.DOWN,
     }
 )  # fmt: skip
 
 # Architectures whose fused QKV has the rows of each KV head together: its queries, its key, its value. In the others
 # all queries come first, then all keys, then all values.
 FUSED_BY_KV_HEAD = frozenset({"FalconForCausalLM"})
+
+# Architectures whose joined experts have all gates before all ups along the last axis. In the others they alternate.
+GATES_BEFORE_UPS = frozenset(
+    {"Llama4ForCausalLM", "Llama4ForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"}
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,11 @@ class Weight:
     expert: int | None = None  # of a mixture; None: none, or all of them in one tensor
     is_bias: bool = False
     num_experts: int = 1  # in this tensor, along its first axis
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Return True for a tensor of one expert of a mixture, or of all of them."""
+        return self.expert is not None or self.num_experts > 1
 
     @property
     def size(self) -> int:
@@ -92,11 +108,6 @@ def outer_weights(model: ModelShape) -> list[Weight]:
     if model.has_head_bias:
         weights.append(Weight(_bias(names["head"]), (v,), Role.HEAD, is_bias=True))
     return weights
-
-
-def tensor_names(architecture: str) -> dict[str, str]:
-    """Return an architecture's names of tensors by our names; ``{l}`` stands for the layer, ``{e}`` for the expert."""
-    return _NAMES.get(architecture, _LLAMA_NAMES)
 
 
 def layer_weights(model: ModelShape, index: int) -> list[Weight]:
@@ -135,6 +146,8 @@ def _layer(model: ModelShape, names: dict[str, str], index: int, layer: LayerSha
             yield from _grouped_attention(at, model.hidden_size, index, layer.attention)
         case LatentAttention():
             yield from _latent_attention(at, model.hidden_size, index, layer.attention)
+        case LinearAttention():
+            yield from _linear_attention(at, model.hidden_size, index, layer.attention)
     match layer.mlp:
         case DenseMlp(size, is_gated, has_bias):
             prefix = {part: at[part] for part in ("gate", "up", "down")}
@@ -151,7 +164,8 @@ def _grouped_attention(at: dict[str, str], h: int, layer: int, one: GroupedAtten
     if "qkv" in at:
         yield from _linear(at["qkv"], q + 2 * kv, h, Role.QKV, layer, has_bias=one.has_qkv_bias)
     else:
-        for name, role, size in (("query", Role.QUERY, q), ("key", Role.KEY, kv), ("value", Role.VALUE, kv)):
+        queries = 2 * q if one.has_output_gate else q  # head by head: its query, its gate
+        for name, role, size in (("query", Role.QUERY, queries), ("key", Role.KEY, kv), ("value", Role.VALUE, kv)):
             yield from _linear(at[name], size, h, role, layer, has_bias=one.has_qkv_bias)
     yield from _linear(at["output"], h, q, Role.OUTPUT, layer, has_bias=one.has_output_bias)
     if one.has_qk_norm:
@@ -174,6 +188,16 @@ def _latent_attention(at: dict[str, str], h: int, layer: int, one: LatentAttenti
     kv_up = one.num_heads * (one.qk_nope_head_dim + one.v_head_dim)
     yield from _linear(at["kv_up"], kv_up, one.kv_lora_rank, Role.LATENT_KV, layer)
     yield from _linear(at["output"], h, one.num_heads * one.v_head_dim, Role.OUTPUT, layer)
+
+
+def _linear_attention(at: dict[str, str], h: int, layer: int, one: LinearAttention) -> Iterator[Weight]:
+    yield Weight(at["linear_in"], (2 * one.key_size + 2 * one.value_size, h), Role.LINEAR_IN, layer)
+    yield Weight(at["linear_gates"], (2 * one.num_value_heads, h), Role.LINEAR_GATES, layer)
+    yield Weight(at["conv"], (one.conv_size, 1, one.conv_kernel_size), Role.CONV, layer)
+    yield Weight(at["decay"], (one.num_value_heads,), Role.DECAY, layer)
+    yield Weight(at["time_step"], (one.num_value_heads,), Role.DECAY, layer)
+    yield from _norm(at["linear_norm"], one.value_head_dim, layer)
+    yield from _linear(at["linear_output"], h, one.value_size, Role.OUTPUT, layer)
 
 
 def _experts(at: dict[str, str], h: int, layer: int, one: ExpertMlp) -> Iterator[Weight]:
@@ -232,99 +256,3 @@ def _norm(name: str, size: int, layer: int | None, *, has_bias: bool = False) ->
 
 def _bias(name: str) -> str:
     return name.removesuffix(".weight") + ".bias"
-
-
-_LAYER = "model.layers.{l}"
-_LLAMA_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "final_norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "input_norm": f"{_LAYER}.input_layernorm.weight",
-    "post_norm": f"{_LAYER}.post_attention_layernorm.weight",
-    "query": f"{_LAYER}.self_attn.q_proj.weight",
-    "key": f"{_LAYER}.self_attn.k_proj.weight",
-    "value": f"{_LAYER}.self_attn.v_proj.weight",
-    "output": f"{_LAYER}.self_attn.o_proj.weight",
-    "query_norm": f"{_LAYER}.self_attn.q_norm.weight",
-    "key_norm": f"{_LAYER}.self_attn.k_norm.weight",
-    "gate": f"{_LAYER}.mlp.gate_proj.weight",
-    "up": f"{_LAYER}.mlp.up_proj.weight",
-    "down": f"{_LAYER}.mlp.down_proj.weight",
-    "router": f"{_LAYER}.mlp.gate.weight",
-    "expert_gate": f"{_LAYER}.mlp.experts.{{e}}.gate_proj.weight",
-    "expert_up": f"{_LAYER}.mlp.experts.{{e}}.up_proj.weight",
-    "expert_down": f"{_LAYER}.mlp.experts.{{e}}.down_proj.weight",
-}
-_FOUR_NORMS = {
-    "pre_mlp_norm": f"{_LAYER}.pre_feedforward_layernorm.weight",
-    "post_mlp_norm": f"{_LAYER}.post_feedforward_layernorm.weight",
-}
-_BLOCK = "transformer.h.{l}"
-_LATENT_NAMES = {
-    "query_down": f"{_LAYER}.self_attn.q_a_proj.weight",
-    "query_down_norm": f"{_LAYER}.self_attn.q_a_layernorm.weight",
-    "query_up": f"{_LAYER}.self_attn.q_b_proj.weight",
-    "kv_down": f"{_LAYER}.self_attn.kv_a_proj_with_mqa.weight",
-    "kv_down_norm": f"{_LAYER}.self_attn.kv_a_layernorm.weight",
-    "kv_up": f"{_LAYER}.self_attn.kv_b_proj.weight",
-    "router_bias": f"{_LAYER}.mlp.gate.e_score_correction_bias",
-    "shared_gate": f"{_LAYER}.mlp.shared_experts.gate_proj.weight",
-    "shared_up": f"{_LAYER}.mlp.shared_experts.up_proj.weight",
-    "shared_down": f"{_LAYER}.mlp.shared_experts.down_proj.weight",
-}
-# By architecture, what differs from Llama's names.
-_NAMES = {
-    architecture: _LLAMA_NAMES | names
-    for architecture, names in {
-        "DeepseekV2ForCausalLM": _LATENT_NAMES,
-        "DeepseekV3ForCausalLM": _LATENT_NAMES,
-        "Gemma2ForCausalLM": _FOUR_NORMS,
-        "Gemma3ForCausalLM": _FOUR_NORMS,
-        "MixtralForCausalLM": {
-            "router": f"{_LAYER}.block_sparse_moe.gate.weight",
-            "expert_gate": f"{_LAYER}.block_sparse_moe.experts.{{e}}.w1.weight",
-            "expert_down": f"{_LAYER}.block_sparse_moe.experts.{{e}}.w2.weight",
-            "expert_up": f"{_LAYER}.block_sparse_moe.experts.{{e}}.w3.weight",
-        },
-        "Qwen2MoeForCausalLM": {
-            "shared_gate": f"{_LAYER}.mlp.shared_expert.gate_proj.weight",
-            "shared_up": f"{_LAYER}.mlp.shared_expert.up_proj.weight",
-            "shared_down": f"{_LAYER}.mlp.shared_expert.down_proj.weight",
-            "shared_router": f"{_LAYER}.mlp.shared_expert_gate.weight",
-        },
-        "Phi3ForCausalLM": {
-            "qkv": f"{_LAYER}.self_attn.qkv_proj.weight",
-            "gate_up": f"{_LAYER}.mlp.gate_up_proj.weight",
-        },
-        "GptOssForCausalLM": {
-            "sinks": f"{_LAYER}.self_attn.sinks",
-            "router": f"{_LAYER}.mlp.router.weight",
-            "router_bias": f"{_LAYER}.mlp.router.bias",
-            "all_gate_up": f"{_LAYER}.mlp.experts.gate_up_proj",
-            "all_down": f"{_LAYER}.mlp.experts.down_proj",
-        },
-        "FalconForCausalLM": {
-            "embedding": "transformer.word_embeddings.weight",
-            "final_norm": "transformer.ln_f.weight",
-            "input_norm": f"{_BLOCK}.input_layernorm.weight",
-            "post_norm": f"{_BLOCK}.post_attention_layernorm.weight",
-            "attention_norm": f"{_BLOCK}.ln_attn.weight",
-            "mlp_norm": f"{_BLOCK}.ln_mlp.weight",
-            "qkv": f"{_BLOCK}.self_attention.query_key_value.weight",
-            "output": f"{_BLOCK}.self_attention.dense.weight",
-            "up": f"{_BLOCK}.mlp.dense_h_to_4h.weight",
-            "down": f"{_BLOCK}.mlp.dense_4h_to_h.weight",
-        },
-        "GPTJForCausalLM": {
-            "embedding": "transformer.wte.weight",
-            "final_norm": "transformer.ln_f.weight",
-            "input_norm": f"{_BLOCK}.ln_1.weight",
-            "query": f"{_BLOCK}.attn.q_proj.weight",
-            "key": f"{_BLOCK}.attn.k_proj.weight",
-            "value": f"{_BLOCK}.attn.v_proj.weight",
-            "output": f"{_BLOCK}.attn.out_proj.weight",
-            "up": f"{_BLOCK}.mlp.fc_in.weight",
-            "down": f"{_BLOCK}.mlp.fc_out.weight",
-        },
-    }.items()
-}

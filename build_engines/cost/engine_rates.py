@@ -11,10 +11,13 @@ from functools import lru_cache
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
-from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS
+from build_engines.checkpoint.weight_formats import FORMAT_PLANS, KV_FORMATS
 from build_engines.cost.cost_spec import MeasuredEngine, PlannedEngine, RatedEngine, Traffic
 from build_engines.planner.estimators.estimator import Roofline
-from build_engines.planner.ranking import Option, Question, Targets, make_plan
+from build_engines.planner.option import Option
+from build_engines.planner.option_order import order_key_as_served
+from build_engines.planner.question import Question, Targets
+from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines, Wanted
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.steady_state import Limits, Workload, prompt_share
@@ -64,31 +67,34 @@ def rates_of(engine: PlannedEngine | RatedEngine | MeasuredEngine, traffic: Traf
 @lru_cache(maxsize=256)
 def _planned(engine: PlannedEngine, workload: Workload) -> Rates:
     option = best_option(engine, workload)
-    layout = option.candidate.layout
+    layout, footprint = option.candidate.layout, option.candidate.footprint
     is_chunked = option.candidate.why_not_chunked is None
-    limits = Limits(option.candidate.footprint.kv_tokens, engine.max_batch_size, is_chunked=is_chunked)
-    share = prompt_share(option.candidate.engine, fitted(), workload, limits, option.estimate.batch_size)
+    limits = Limits(
+        footprint.kv_tokens, engine.max_batch_size, is_chunked=is_chunked, state_tokens=footprint.state_tokens
+    )
+    computed = workload if option.candidate.is_block_reused else workload._replace(cached=0)
+    share = prompt_share(option.candidate.engine, fitted(), computed, limits, option.estimate.batch_size)
     replicas = option.num_gpus // layout.world_size
-    request_s = replicas * workload.osl / option.output_tokens_per_s
+    request_s = replicas * workload.osl / option.served_output_tokens_per_s
     prefill_s = request_s * share / workload.prefilled
     decode_s = request_s * (1 - share) / workload.osl * engine.longest_over_mean_output
     static = f", static batches of {engine.max_batch_size}" if engine.longest_over_mean_output > 1 else ""
     where = f"{layout.world_size} x {option.candidate.engine.gpu.title}"
-    capped = ", bound by the serving host" if option.is_capped_by_serving else ""
+    capped = ", bound by the serving host" if option.serving.is_over else ""
     source = f"planned: {option.candidate.name} on {where}, batch {option.estimate.batch_size:.0f}{static}{capped}"
     return Rates(layout.world_size, prefill_s, decode_s, source, option.uncertainty)
 
 
 def best_option(engine: PlannedEngine, workload: Workload) -> Option:
-    """Return the plan's first option.
+    """Return the plan's best option on the serving hosts that were measured.
 
-    It takes the least GPU time for a token within the targets, with as large a batch as they allow.
+    It takes the least GPU time for a token that leaves them within the targets, with as large a batch as these allow.
 
     Raises:
         SpecError: the planner knows no such model, GPU or format, nothing fits, or nothing meets the targets.
     """
     for name, known, value in (
-        ("weight_format", WEIGHT_FORMATS, engine.weight_format),
+        ("weight_format", FORMAT_PLANS, engine.weight_format),
         ("kv_format", KV_FORMATS, engine.kv_format),
     ):
         if value not in known:
@@ -101,7 +107,7 @@ def best_option(engine: PlannedEngine, workload: Workload) -> Option:
         targets=Targets(engine.slo_ttft_ms, engine.slo_tpot_ms),
         wanted=Wanted((engine.weight_format,), (engine.kv_format,), max_batch_size=engine.max_batch_size),
     )
-    option = make_plan(question, [Roofline()], num_curves=0).options[0]
+    option = min(make_plan(question, [Roofline()], num_curves=0).options, key=order_key_as_served)
     if option.missed is not None:
         raise SpecError(
             f"engine: no layout of {engine.model} in {engine.weight_format} on up to {engine.max_gpus} x {engine.gpu} "

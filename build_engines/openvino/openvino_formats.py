@@ -7,7 +7,7 @@ nncf keeps scales in fp16, and zero points in as many bits as the weights. A tie
 
 from dataclasses import dataclass
 
-from build_engines.checkpoint.model_shape import GroupedAttention, ModelShape
+from build_engines.checkpoint.model_shape import GroupedAttention, LinearAttention, ModelShape
 from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, WeightFormat
 from build_engines.checkpoint.weight_table import LINEAR_ROLES, Role, Weight, weights_of
 from build_engines.recipes.recipe import OpenVinoRecipe
@@ -130,14 +130,15 @@ def cpu_kv_bytes_per_token(model: ModelShape, precision: str) -> int:
     """Return the bytes that one token takes in the CPU's KV cache, for a precision.
 
     Raises:
-        SpecError: a latent cache (MLA), which OpenVINO does not have.
+        SpecError: a latent cache (MLA) or states of linear attention, which OpenVINO does not page.
     """
     total = 0.0
     for layer in model.layers:
         attention = layer.attention
         if not isinstance(attention, GroupedAttention):
+            kind = "linear" if isinstance(attention, LinearAttention) else "latent"
             raise SpecError(
-                f"{model.architecture} has latent attention, which OpenVINO cannot page; take backend pytorch",
+                f"{model.architecture} has {kind} attention, which OpenVINO cannot page; take backend pytorch",
                 field="backend",
             )
         total += kv_bytes_of_layer(

@@ -4,12 +4,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.checkpoint_config import read_whole_model_shape
 from build_engines.checkpoint.config_values import load_config
 from build_engines.migration.compiled_engine import int_of, load_compiled_engine
 from build_engines.migration.compiled_engine import kv_bytes_per_token as compiled_kv_bytes_per_token
 from build_engines.openvino.openvino_formats import cpu_kv_bytes_per_token
-from build_engines.planner.roofline.footprint import kv_bytes_per_token, workspace_bytes
+from build_engines.planner.roofline.footprint import kv_bytes_per_token, state_bytes_per_sequence, workspace_bytes
 from build_engines.sharding.parallel_sizes import ParallelSizes
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.memory_need import rank_memory
@@ -75,7 +75,7 @@ def memory_of(engine: EngineSpec) -> EngineMemory:
 
 
 def _of_openvino(engine: OpenVinoEngineSpec) -> EngineMemory:
-    shape = read_model_shape(load_config(engine.dir), source=str(engine.dir))
+    shape = read_whole_model_shape(load_config(engine.dir), source=str(engine.dir))
     return EngineMemory(
         _size_of(engine.dir, "openvino_model.bin"),
         0,
@@ -104,7 +104,7 @@ def _of_compiled(engine: TensorRtEngineSpec) -> EngineMemory:
 
 
 def _of_checkpoint(engine: PyTorchEngineSpec) -> EngineMemory:
-    shape = read_model_shape(load_config(engine.dir), source=str(engine.dir))
+    shape = read_whole_model_shape(load_config(engine.dir), source=str(engine.dir))
     layout = ParallelSizes(
         tp_size=engine.tp_size,
         pp_size=engine.pp_size,
@@ -117,9 +117,10 @@ def _of_checkpoint(engine: PyTorchEngineSpec) -> EngineMemory:
     total = sum(path.stat().st_size for path in engine.dir.glob("*.safetensors"))
     num_parts = engine.world_size // engine.cp_size  # context parallel ranks each have all weights of their part
     share = _MAX_RANK_SHARE / num_parts if num_parts > 1 else 1.0
+    states = engine.max_num_seqs * state_bytes_per_sequence(shape, layout)  # taken when the engine starts
     return EngineMemory(
         round(total * share),
-        workspace_bytes(shape, layout, engine.max_num_batched_tokens),
+        workspace_bytes(shape, layout, engine.max_num_batched_tokens) + states,
         kv_bytes_per_token(shape, kv_format, layout),
         engine.kv_block_tokens,
         "its checkpoint's files",

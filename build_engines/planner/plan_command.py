@@ -12,12 +12,15 @@ from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.config_values import load_config
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
-from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS
+from build_engines.checkpoint.weight_formats import FORMAT_PLANS, KV_FORMATS
 from build_engines.planner.deployment_report import report_deployment
 from build_engines.planner.estimators.estimator import Load
 from build_engines.planner.estimators.estimator_choice import Wish, chosen
+from build_engines.planner.option import Plan
+from build_engines.planner.pareto import Front, fronts
 from build_engines.planner.plan_report import plan_as_data, print_plan
-from build_engines.planner.ranking import Plan, Question, Targets, make_plan
+from build_engines.planner.question import Question, Targets
+from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines, Wanted
 from build_engines.planner.roofline.quantized_checkpoint import quantized_as
 from build_engines.planner.roofline.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
@@ -131,6 +134,8 @@ def plan(
         return
     if model is None:
         raise SpecError("name a model, such as llama-3.1-70b, or a deployment file (--deployment)", field="model")
+    if plot is not None:
+        _check_plot(plot)
     config = config_of(model)
     shape = read_model_shape(config, source=model)
     workload = Workload(isl, osl, cached_tokens)
@@ -142,7 +147,7 @@ def plan(
         targets=Targets(slo_ttft_ms, slo_tpot_ms),
         price_per_gpu_hour=price_per_gpu_hour,
         wanted=Wanted(
-            weight_formats=_known(weight_format, WEIGHT_FORMATS, "format"),
+            weight_formats=_known(weight_format, FORMAT_PLANS, "format"),
             kv_formats=_known(kv_format, KV_FORMATS, "kv-format"),
             tp_sizes=tuple(tp_size or ()),
             pp_sizes=tuple(pp_size or ()),
@@ -155,10 +160,11 @@ def plan(
     )
     with chosen(estimator, config) as (estimators, why):
         made = make_plan(question, estimators, why_estimator=why)
+        found = fronts(made, estimators) if plot is not None or is_json else ()
     if plot is not None:
-        _plot(made, plot)
+        _plot(made, found, plot, name=model)
     if is_json:
-        sys.stdout.write(json_text(plan_as_data(made, name=model)))
+        sys.stdout.write(json_text(plan_as_data(made, name=model, fronts=found)))
     else:
         print_plan(made, name=model, num_shown=num_shown)
 
@@ -180,12 +186,20 @@ _SHORT_NAMES = {"weight_format": "format", "num_shown": "top", "num_nodes": "nod
 _OF_DEPLOYMENTS = {"deployment", "gpu", "num_gpus", "host_memory_gib", "is_json"}
 
 
-def _plot(made: Plan, path: Path) -> None:
+def _check_plot(path: Path) -> None:
+    """Refuse a picture that cannot be written, before the plan is made."""
+    if path.suffix not in {".png", ".svg", ".pdf"}:
+        raise SpecError(f"--plot {path}: name a .png, .svg or .pdf", field="plot", value=str(path))
+    if not path.parent.is_dir():
+        raise SpecError(f"--plot {path}: {path.parent} is no folder; make it first", field="plot", value=str(path))
+
+
+def _plot(made: Plan, found: tuple[Front, ...], path: Path, *, name: str) -> None:
     try:
         from build_engines.planner.plan_plot import write_plot  # noqa: PLC0415 - matplotlib takes a second to import
     except ModuleNotFoundError as exc:
         raise SpecError(f"--plot needs matplotlib; {how_to_install('plot')}", field="plot") from exc
-    write_plot(made, path)
+    write_plot(made, found, path, name=name)
 
 
 def _modelopt(path: Path) -> dict[str, object] | None:

@@ -1,89 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranking of options for a workload: which meet the targets, at what cost, and why the others lose."""
+"""The ranking of options for a workload: which meet the targets, and at what cost."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 
-from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.planner.estimators.estimator import Estimator, Load
 from build_engines.planner.estimators.uncertainty import factor_of
-from build_engines.planner.roofline.candidates import STOPS, Candidate, Machines, Rejected, Wanted, candidates
-from build_engines.planner.roofline.quantized_checkpoint import Quantized
-from build_engines.planner.roofline.serving_limit import ServingLimit
-from build_engines.planner.roofline.steady_state import Estimate, Limits, Workload
+from build_engines.planner.option import Option, Plan
+from build_engines.planner.option_order import ordered, why_not_first
+from build_engines.planner.question import Question
+from build_engines.planner.roofline.candidates import STOPS, Candidate, Rejected, candidates
+from build_engines.planner.roofline.steady_state import Estimate, Limits
 from trireme.base.errors import SpecError
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Targets of latency for users; None: no target."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Return True if any target is set."""
-        return self.ttft_ms is not None or self.tpot_ms is not None
-
-    def missed_by(self, estimate: Estimate) -> str | None:
-        """Return the target that an estimate misses, in words, or None."""
-        if self.ttft_ms is not None and estimate.ttft_ms > self.ttft_ms:
-            return f"TTFT {estimate.ttft_ms:.0f} ms > {self.ttft_ms:.0f}"
-        if self.tpot_ms is not None and estimate.tpot_ms > self.tpot_ms:
-            return f"TPOT {estimate.tpot_ms:.1f} ms > {self.tpot_ms:g}"
-        return None
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question to the planner: the model, the machines, the workload and its load, and the targets."""
-
-    model: ModelShape
-    machines: Machines
-    workload: Workload
-    load: Load = field(default_factory=Load)  # on all replicas; nothing set: the most within the targets
-    targets: Targets = field(default_factory=Targets)
-    price_per_gpu_hour: float | None = None
-    wanted: Wanted = field(default_factory=Wanted)
-    serving: ServingLimit = field(default_factory=ServingLimit)
-    quantized: Quantized | None = None  # the checkpoint, already
-
-
-@dataclass(frozen=True, eq=False)
-class Option:
-    """A candidate with its predictions, over all of its replicas."""
-
-    candidate: Candidate
-    estimate: Estimate
-    num_gpus: int  # GPUs of as many replicas as are needed
-    engine_output_tokens_per_s: float  # what the engines make
-    output_tokens_per_s: float  # what of it goes out through the serving host
-    estimator: str
-    why_estimator: str  # the reason why estimators before it did not estimate; empty: it is the first
-    uncertainty: float  # 9 of 10 within this factor either way
-    unmeasured: tuple[str, ...]
-    missed: str | None = None  # the target that it misses
-    is_capped_by_serving: bool = False
-    usd_per_million_tokens: float | None = None
-    why_not_first: str = ""
-    curve: tuple[Estimate, ...] = field(default=(), repr=False)  # of one replica, from one client to a full batch
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float:
-        """Return the tokens/s of each GPU that the option takes."""
-        return self.output_tokens_per_s / self.num_gpus
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The options, best first, and the rejected candidates."""
-
-    question: Question
-    options: tuple[Option, ...]
-    rejected: tuple[Rejected, ...]
-    why_estimator: str  # the first of the estimators is that
 
 
 def make_plan(question: Question, estimators: list[Estimator], *, why_estimator: str = "", num_curves: int = 8) -> Plan:
@@ -104,14 +33,14 @@ def make_plan(question: Question, estimators: list[Estimator], *, why_estimator:
     rejected += [Rejected(one.name, _why_not_served(question, one), "load") for one in legal if one not in served]
     if not options:
         raise _nothing_serves(question, rejected)
-    options.sort(key=_rank)
+    options = ordered(question, options)
     best = options[0]
     drawn = _best_of_each_format(options)[:num_curves]
     finished = [
         replace(
             option,
-            why_not_first="" if option is best else _why_not_first(option, best),
-            curve=_curve(question, option, estimators) if option in drawn else (),
+            why_not_first="" if option is best else why_not_first(question, option, best),
+            curve=curve_of(question, option, estimators) if option in drawn else (),
         )
         for option in options
     ]
@@ -145,7 +74,7 @@ def _nothing_serves(question: Question, rejected: list[Rejected]) -> SpecError:
 def _best_of_each_format(options: list[Option]) -> list[Option]:
     found: dict[str, Option] = {}
     for option in options:
-        found.setdefault(option.candidate.engine.formats.linear.name, option)
+        found.setdefault(option.weight_format, option)
     return list(found.values())
 
 
@@ -186,35 +115,61 @@ def _option(question: Question, candidate: Candidate, estimators: list[Estimator
         return None
     estimate, replicas = found
     num_gpus = replicas * candidate.layout.world_size
-    most = question.serving.tokens_per_s(estimate.tpot_ms)
-    tokens_per_s = replicas * min(estimate.output_tokens_per_s, most)
-    price = question.price_per_gpu_hour
+    made = replicas * estimate.output_tokens_per_s
+    served = min(made, replicas * question.serving.tokens_per_s(estimate.tpot_ms))
     factor, unmeasured = factor_of(candidate, estimator.name)
+    need = question.serving.need(
+        estimate.output_tokens_per_s, estimate.tpot_ms, osl=question.workload.osl, batch_size=estimate.batch_size
+    )
     return Option(
         candidate=candidate,
         estimate=estimate,
         num_gpus=num_gpus,
-        engine_output_tokens_per_s=replicas * estimate.output_tokens_per_s,
-        output_tokens_per_s=tokens_per_s,
+        engine_output_tokens_per_s=made,
+        served_output_tokens_per_s=served,
+        serving=need,
         estimator=estimator.name,
         why_estimator="; ".join(passed_over),
         uncertainty=factor,
         unmeasured=tuple(unmeasured),
+        needs_16_bit_checkpoint=question.needs_16_bit_checkpoint(candidate.engine.formats.name),
+        has_margin=_has_margin(question, candidate, estimator, limits, replicas, factor),
         missed=question.targets.missed_by(estimate),
-        is_capped_by_serving=estimate.output_tokens_per_s > most,
-        usd_per_million_tokens=None if price is None else num_gpus * price / (tokens_per_s * 3600) * 1e6,
+        usd_per_million_tokens=_price(question, num_gpus, made),
+        usd_per_million_tokens_as_served=_price(question, num_gpus, served),
     )
 
 
+def _price(question: Question, num_gpus: int, tokens_per_s: float) -> float | None:
+    """Return the dollars of a million tokens, or None: no price was given."""
+    price = question.price_per_gpu_hour
+    return None if price is None else num_gpus * price / (tokens_per_s * 3600) * 1e6
+
+
+def _has_margin(
+    question: Question, candidate: Candidate, estimator: Estimator, limits: Limits, replicas: int, factor: float
+) -> bool:
+    """Return True if the replicas keep up with the rate even if they are slower than predicted by a factor."""
+    if question.load.requests_per_s is None:
+        return True
+    slower = Load(requests_per_s=question.load.requests_per_s * factor).shared(replicas)
+    return estimator.estimate(candidate, question.workload, slower, limits) is not None
+
+
 def _limits(question: Question, candidate: Candidate) -> Limits:
-    wanted = question.wanted
-    is_chunked = candidate.why_not_chunked is None
-    return Limits(candidate.footprint.kv_tokens, wanted.max_batch_size, wanted.max_num_tokens, is_chunked)
+    wanted, footprint = question.wanted, candidate.footprint
+    return Limits(
+        footprint.kv_tokens,
+        wanted.max_batch_size,
+        wanted.max_num_tokens,
+        is_chunked=candidate.why_not_chunked is None,
+        state_tokens=footprint.state_tokens,
+    )
 
 
 def _of_candidate(question: Question, candidate: Candidate) -> Question:
     """Return the question as it is for a candidate: without block reuse nothing of a prompt is cached."""
-    if candidate.why_not_chunked is None or not question.workload.cached:
+    if candidate.is_block_reused or not question.workload.cached:
         return question
     return replace(question, workload=question.workload._replace(cached=0))
 
@@ -242,7 +197,7 @@ def _replicas(
 def _fewest_replicas(
     question: Question, candidate: Candidate, estimator: Estimator, limits: Limits
 ) -> tuple[Estimate, int] | None:
-    """Return the fewest replicas that keep up within the targets, servers included, or all of them.
+    """Return the fewest replicas that keep up within the targets, or all of them.
 
     They are found by bisection: each further replica leaves less to all.
     """
@@ -253,9 +208,7 @@ def _fewest_replicas(
 
     def is_enough(replicas: int) -> bool:
         estimate = with_replicas(replicas)
-        if estimate is None or question.targets.missed_by(estimate) is not None:
-            return False
-        return estimate.output_tokens_per_s <= question.serving.tokens_per_s(estimate.tpot_ms)
+        return estimate is not None and question.targets.missed_by(estimate) is None
 
     replicas = 1 + bisect_left(range(1, candidate.num_replicas), True, key=is_enough)
     best = with_replicas(replicas)
@@ -284,11 +237,6 @@ def _most_within(question: Question, candidate: Candidate, estimator: Estimator,
     return at(1 + bisect_left(range(2, full + 1), True, key=is_too_large))
 
 
-def _rank(option: Option) -> tuple[bool, float, float]:
-    """Return a sort key: meeting the targets first, then the fewest GPU-seconds for a token, then the fastest."""
-    return option.missed is not None, -option.tokens_per_s_per_gpu, option.estimate.tpot_ms
-
-
 def _why_not_served(question: Question, candidate: Candidate) -> str:
     if why := _limits(question, candidate).why_too_long(question.workload):
         return f"{why}: {candidate.why_not_chunked}; raise --max-num-tokens, or take another --kv-format"
@@ -297,29 +245,22 @@ def _why_not_served(question: Question, candidate: Candidate) -> str:
     return f"no room in the KV cache for one request of {question.workload.num_tokens} tokens"
 
 
-def _why_not_first(option: Option, best: Option) -> str:
-    if option.missed is not None and best.missed is None:
-        return option.missed
-    ratio = best.tokens_per_s_per_gpu / option.tokens_per_s_per_gpu
-    mine, theirs = option.estimate.step, best.estimate.step
-    if mine is None or theirs is None:
-        return f"{ratio:.2f}x the GPU time a token"
-    tokens = option.estimate.batch_size or 1.0, best.estimate.batch_size or 1.0
-    parts = {}
-    for name in ("compute_s", "bandwidth_s", "interconnect_s", "host_s"):
-        per_token = getattr(mine, name) * option.candidate.layout.world_size / tokens[0]
-        parts[name] = per_token - getattr(theirs, name) * best.candidate.layout.world_size / tokens[1]
-    worst = max(parts, key=lambda name: parts[name]).removesuffix("_s")
-    smaller = f", batch {tokens[0]:.0f} for {tokens[1]:.0f}" if tokens[0] < 0.8 * tokens[1] else ""
-    return f"{ratio:.2f}x the GPU time a token: {worst}{smaller}"
+def curve_of(
+    question: Question, option: Option, estimators: list[Estimator], *, steps: tuple[float, ...] = (1,)
+) -> tuple[Estimate, ...]:
+    """Return the estimates of one replica of an option, from one client to a full batch.
 
-
-def _curve(question: Question, option: Option, estimators: list[Estimator]) -> tuple[Estimate, ...]:
+    Args:
+        question: the question of the plan.
+        option: one of the plan's options.
+        estimators: those that the plan was made with.
+        steps: batches are these times powers of two.
+    """
     estimator = next(one for one in estimators if one.name == option.estimator)
     candidate = option.candidate
     question = _of_candidate(question, candidate)
     limits = _limits(question, candidate)
     full = limits.batch(question.workload)
-    sizes = sorted({min(full, 2**n) for n in range(full.bit_length() + 1)})
+    sizes = sorted({min(full, int(step * 2**n)) for n in range(full.bit_length() + 1) for step in steps})
     found = (estimator.estimate(candidate, question.workload, Load(size), limits) for size in sizes)
     return tuple(estimate for estimate in found if estimate is not None)

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, Literal
 
-from build_engines.checkpoint.model_shape import DenseMlp, ExpertMlp, GroupedAttention, ModelShape
+from build_engines.checkpoint.model_shape import (
+    DenseMlp,
+    ExpertMlp,
+    GroupedAttention,
+    LatentAttention,
+    LinearAttention,
+    ModelShape,
+)
 from trireme.base.errors import SpecError
 
 # TensorRT-LLM's embedding_parallel_mode NONE, SHARDING_ALONG_VOCAB, SHARDING_ALONG_HIDDEN; of convert_checkpoint.py
@@ -185,6 +192,9 @@ def _problems(model: ModelShape, sizes: ParallelSizes) -> Iterator[tuple[str, st
             yield "ep_size", f"{both}, whose ranks share the experts"
         if sizes.cp_size > 1:
             yield "ep_size", "TensorRT-LLM does not run expert parallelism and context parallelism together"
+    if sizes.cp_size > 1 and model.linear_layers:
+        states = "but its linear attention keeps one state for all tokens of a sequence"
+        yield "cp_size", f"cp_size is {sizes.cp_size}, {states}, which TensorRT-LLM does not divide by context"
     for what, number, divisor, size, field in _divisions(model, sizes):
         if number % size:
             yield field, f"{what} ({number}) is not divisible by {divisor} ({size})"
@@ -201,7 +211,11 @@ def _divisions(model: ModelShape, sizes: ParallelSizes) -> Iterator[tuple[str, i
         yield "hidden_size, along which the embedding is split,", model.hidden_size, *tp
     for attention, mlp in model.layer_kinds:
         ranks = sizes.dense_tp_size * sizes.cp_size
-        yield "num_attention_heads", attention.num_heads, _attention_ranks(sizes), ranks, "tp_size"
+        match attention:
+            case GroupedAttention() | LatentAttention():
+                yield "num_attention_heads", attention.num_heads, _attention_ranks(sizes), ranks, "tp_size"
+            case LinearAttention():  # as many value heads belong to each key head
+                yield "linear_num_key_heads", attention.num_key_heads, *tp
         match mlp:
             case DenseMlp():
                 yield "intermediate_size", mlp.intermediate_size, *tp

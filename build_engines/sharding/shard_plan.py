@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from build_engines.checkpoint.model_shape import GroupedAttention, LatentAttention, LayerShape, ModelShape
+from build_engines.checkpoint.model_shape import (
+    GroupedAttention,
+    LatentAttention,
+    LayerShape,
+    LinearAttention,
+    ModelShape,
+)
 from build_engines.checkpoint.weight_formats import KV_FORMATS, FormatPlan
 from build_engines.checkpoint.weight_table import Role, Weight, layer_weights, outer_weights
 from build_engines.sharding.parallel_sizes import EmbeddingSharding, ParallelSizes, RankPlace, check_sizes
@@ -102,7 +108,7 @@ class ShardPlan:
         match self.model.layers[layer].attention:
             case GroupedAttention() as attention:
                 return 2 * self.sizes.kv_heads(attention.num_kv_heads) * attention.head_dim
-            case LatentAttention() as attention:
+            case LatentAttention() | LinearAttention() as attention:
                 return attention.kv_values_per_token
 
     def kv_bytes_per_token(self, rank: int, kv_format: str) -> float:
@@ -116,12 +122,34 @@ class ShardPlan:
         layers = self.stages[self.sizes.place(rank).pp_rank]
         return sum(self.kv_values_per_token(layer) for layer in layers) * KV_FORMATS[kv_format]
 
+    def state_bytes_per_sequence(self, rank: int) -> int:
+        """Return the bytes of one sequence's states on one rank: linear attention in all layers of its stage.
+
+        Both parts of a state have the checkpoint's type, heads and channels divided by tensor parallelism.
+
+        Raises:
+            SpecError: there is no such rank.
+
+        Source: TensorRT-LLM 1.2, `validate_and_set_mamba_ssm_cache_dtype` (auto) and `MambaCacheManager`.
+        """
+        layers = self.model.layers
+        values = sum(
+            attention.state_values // self.sizes.dense_tp_size
+            for index in self.stages[self.sizes.place(rank).pp_rank]
+            if isinstance(attention := layers[index].attention, LinearAttention)
+        )
+        return values * (4 if self.model.dtype == "float32" else 2)
+
     def _counted(self, rank: int) -> Iterator[tuple[Piece, int]]:
         """Yield what a rank holds, by kind of tensor, and how many of each."""
         place = self.sizes.place(rank)
         frame = replace(self.model, layers=())
-        layers = (self.model.layers[index] for index in self.stages[place.pp_rank])
-        for layer, number in Counter(LayerShape(layer.attention, layer.mlp) for layer in layers).items():
+        layers = [self.model.layers[index] for index in self.stages[place.pp_rank]]
+        same = {id(layer): layer for layer in layers}  # most models have one layer many times, and to compare costs
+        kinds = Counter[LayerShape]()
+        for key, times in Counter(map(id, layers)).items():
+            kinds[LayerShape(same[key].attention, same[key].mlp)] += times
+        for layer, number in kinds.items():
             for piece, times in _counted_pieces(frame, layer, self.sizes):
                 yield piece, times * number
         for piece in self._outer_pieces(place):
@@ -145,7 +173,7 @@ def plan_shards(
 def _check_groups(piece: Piece, formats: FormatPlan) -> None:
     """Refuse a piece that would put a group of weights with one scale on two ranks."""
     weight_format = formats.of(piece.weight)
-    if max(weight_format.group) <= 1 or len(piece.weight.shape) == 1:
+    if weight_format.is_padded or max(weight_format.group) <= 1 or len(piece.weight.shape) == 1:
         return
     out_axis, in_axis = len(piece.weight.shape) - 2, len(piece.weight.shape) - 1
     if piece.weight.num_experts > 1:  # [experts, in, out]

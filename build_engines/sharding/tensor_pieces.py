@@ -8,8 +8,8 @@ The rules are TensorRT-LLM's; `docs/sharding.md` lists them with their sources. 
 import math
 from dataclasses import dataclass
 
-from build_engines.checkpoint.model_shape import ExpertMlp, GroupedAttention, LayerShape, ModelShape
-from build_engines.checkpoint.weight_table import FUSED_BY_KV_HEAD, Role, Weight
+from build_engines.checkpoint.model_shape import ExpertMlp, GroupedAttention, LayerShape, LinearAttention, ModelShape
+from build_engines.checkpoint.weight_table import FUSED_BY_KV_HEAD, GATES_BEFORE_UPS, Role, Weight
 from build_engines.sharding.parallel_sizes import EmbeddingSharding, ParallelSizes, RankPlace
 
 Range = tuple[int, int]  # half-open
@@ -72,20 +72,23 @@ def layer_cuts(
     None: the rank holds nothing of it (an expert of other ranks).
     """
     if weight.expert is not None or weight.num_experts > 1:
-        return _expert_cuts(weight, layer, sizes, place)
+        return _expert_cuts(weight, layer, model, sizes, place)
     parts, part = sizes.dense_tp_size, place.tp_rank % sizes.dense_tp_size
     axis, length = 0, weight.shape[0]
     match weight.role:
         case Role.QUERY | Role.LATENT_QUERY | Role.LATENT_KV | Role.SINK | Role.GATE | Role.UP:
             ranges = [_even(length, parts, part)]
+        case Role.LINEAR_IN | Role.LINEAR_GATES | Role.DECAY:  # key head by key head, with its value heads
+            ranges = [_even(length, parts, part)]
+        case Role.CONV:
+            ranges = _conv_rows(layer, parts, part)
         case Role.KEY | Role.VALUE:
             ranges = [_kv_rows(_grouped(layer), parts, part)]
         case Role.QKV:
             is_by_head = model.architecture in FUSED_BY_KV_HEAD
             ranges = (_rows_by_kv_head if is_by_head else _rows_by_section)(_grouped(layer), parts, part)
         case Role.GATE_UP:
-            start, end = _even(length // 2, parts, part)
-            ranges = [(start, end), (length // 2 + start, length // 2 + end)]
+            ranges = _of_both_halves(length, parts, part)
         case Role.OUTPUT | Role.DOWN if not weight.is_bias:
             axis, ranges = 1, [_even(weight.shape[1], parts, part)]
         case _:  # norms, routers, latent down-projections, and biases that are added once, after the sum over ranks
@@ -93,7 +96,9 @@ def layer_cuts(
     return _cuts(weight, axis, ranges)
 
 
-def _expert_cuts(weight: Weight, layer: LayerShape, sizes: ParallelSizes, place: RankPlace) -> tuple[Cut, ...] | None:
+def _expert_cuts(
+    weight: Weight, layer: LayerShape, model: ModelShape, sizes: ParallelSizes, place: RankPlace
+) -> tuple[Cut, ...] | None:
     """Return the cuts of routed experts: whole experts by `moe_ep_rank`, their matrices by `moe_tp_rank`."""
     assert isinstance(layer.mlp, ExpertMlp)
     experts = _even(layer.mlp.num_experts, sizes.ep_size, place.moe_ep_rank)
@@ -105,9 +110,11 @@ def _expert_cuts(weight: Weight, layer: LayerShape, sizes: ParallelSizes, place:
     cuts = _cuts(weight, 0, [experts]) if is_joined else ()
     if weight.role is Role.DOWN and weight.is_bias:
         return cuts
-    # Gate and up of joined experts alternate along the last axis, so that an even range holds pairs.
-    in_or_out = {Role.GATE: 0, Role.UP: 0, Role.GATE_UP: len(weight.shape) - 1, Role.DOWN: 1}[weight.role]
-    return cuts + _cuts(weight, in_or_out, [_even(weight.shape[in_or_out], sizes.moe_tp_size, place.moe_tp_rank)])
+    axis = {Role.GATE: 0, Role.UP: 0, Role.GATE_UP: len(weight.shape) - 1, Role.DOWN: 1}[weight.role]
+    # Where gates and ups of joined experts alternate, an even range holds pairs.
+    is_by_section = weight.role is Role.GATE_UP and model.architecture in GATES_BEFORE_UPS
+    ranges = _of_both_halves if is_by_section else _of_whole
+    return cuts + _cuts(weight, axis, ranges(weight.shape[axis], sizes.moe_tp_size, place.moe_tp_rank))
 
 
 def _kv_rows(attention: GroupedAttention, parts: int, part: int) -> Range:
@@ -140,6 +147,18 @@ def _rows_by_kv_head(attention: GroupedAttention, parts: int, part: int) -> list
     return rows
 
 
+def _conv_rows(layer: LayerShape, parts: int, part: int) -> list[Range]:
+    """Return the channels of ``[all queries, all keys, all values]``."""
+    attention = layer.attention
+    assert isinstance(attention, LinearAttention)
+    rows, offset = [], 0
+    for size in (attention.key_size, attention.key_size, attention.value_size):
+        start, end = _even(size, parts, part)
+        rows.append((offset + start, offset + end))
+        offset += size
+    return rows
+
+
 def vocabulary_piece(weight: Weight, sizes: ParallelSizes, place: RankPlace, along: EmbeddingSharding) -> Piece:
     """Return what a rank of the first stage holds of the embedding, or a rank of the last stage of the head."""
     parts, part = sizes.dense_tp_size, place.tp_rank % sizes.dense_tp_size
@@ -157,6 +176,16 @@ def _even(length: int, parts: int, part: int) -> Range:
     """Return one of equal parts; `check_sizes` saw to it that they are whole."""
     size = length // parts
     return part * size, (part + 1) * size
+
+
+def _of_whole(length: int, parts: int, part: int) -> list[Range]:
+    return [_even(length, parts, part)]
+
+
+def _of_both_halves(length: int, parts: int, part: int) -> list[Range]:
+    """Return one of equal parts of the first half, and the same of the second."""
+    start, end = _even(length // 2, parts, part)
+    return [(start, end), (length // 2 + start, length // 2 + end)]
 
 
 def _cuts(weight: Weight, axis: int, ranges: list[Range]) -> tuple[Cut, ...]:

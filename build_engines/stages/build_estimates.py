@@ -52,12 +52,15 @@ def rank_sizes(recipe: GpuRecipe, model: ModelShape) -> RankSizes:
 def workspace_bytes(recipe: GpuRecipe, model: ModelShape) -> int:
     """Return an estimate of the activations of one full step on one rank, and the engine's buffers, in bytes.
 
-    A token's hidden state, twice, its queries, keys, values and MLP, each in 16 bits; the logits of a step in 32.
+    A token's hidden state, twice, its queries, keys, values and MLP, each in 16 bits; the logits of a step in 32. The
+    states of linear attention are taken at the start, for a full batch.
     """
     widths = [_mlp_width(layer.mlp) for layer in model.layers]
     token_values = 6 * model.hidden_size + 3 * max(widths) // recipe.tp_size
     logits = recipe.max_batch_size * model.vocab_size * 4
-    return recipe.max_num_tokens * token_values * 2 + logits + _GPU_WORKSPACE_BYTES
+    shards = shard_plan(recipe, model)
+    states = recipe.max_batch_size * max(shards.state_bytes_per_sequence(rank) for rank in range(recipe.world_size))
+    return recipe.max_num_tokens * token_values * 2 + logits + states + _GPU_WORKSPACE_BYTES
 
 
 def _mlp_width(mlp: DenseMlp | ExpertMlp) -> int:

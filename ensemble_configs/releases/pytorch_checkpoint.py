@@ -12,6 +12,10 @@ from trireme.base.errors import SpecError
 
 _INT4_AWQ = frozenset({"W4A16_AWQ", "AWQ"})  # ModelOpt's name, and that of checkpoints of AutoAWQ
 
+# Architectures with linear attention. Source: `MambaHybridCacheManager` of TensorRT-LLM 1.2 asserts that block reuse is
+# off.
+_WITH_STATES = frozenset({"Qwen3NextForCausalLM"})
+
 
 def checkpoint_algos(folder: Path) -> tuple[str | None, str | None]:
     """Return how weights and KV cache of a checkpoint are quantized, in the words of TensorRT-LLM; None is 16 bits.
@@ -45,11 +49,23 @@ def checkpoint_mismatches(spec: PyTorchEngineSpec) -> Iterator[Mismatch]:
     """
     algo, kv_algo = checkpoint_algos(spec.dir)
     kv_format = spec.kv_cache_dtype if spec.kv_cache_dtype != "auto" else (kv_algo or "auto").lower()
+    architecture = _architecture(spec.dir)
+    if spec.is_block_reuse and architecture in _WITH_STATES:
+        why = (
+            f"{architecture} cannot have: TensorRT-LLM keeps a state of each running sequence in place of most KV "
+            "blocks, and does not start with it"
+        )
+        yield Mismatch("engine.is_block_reuse", True, why, "false", "set it to false")
     reason = why_not_on_pytorch("int4_awq" if algo in _INT4_AWQ else "", kv_format)
     if reason is not None:
         why = f"cannot be served: {reason}, so that prefill fails"
         next_step = "build the checkpoint with kv_format auto, or serve it as an engine (backend tensorrt)"
         yield Mismatch("engine.kv_cache_dtype", spec.kv_cache_dtype, why, "a KV cache in 16 bits", next_step)
+
+
+def _architecture(folder: Path) -> str | None:
+    architectures = _load(folder / "config.json").get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else None
 
 
 def _upper(value: object) -> str | None:

@@ -7,6 +7,7 @@ Inputs have the names that they have in the text models. A request holds texts, 
 from collections.abc import Mapping
 from pathlib import Path
 
+from ensemble_configs.render.embedding_tensors import DIMENSIONS, IDS, NUM_TOKENS, TEXTS, VECTORS
 from ensemble_configs.render.model_configs import GENERATED, Message
 from ensemble_configs.render.pbtxt import Symbol, to_pbtxt
 from ensemble_configs.render.release_file import json_with_relative_paths, load_rendered
@@ -16,10 +17,6 @@ from trireme.base.project_files import CODE_ROOT
 EMBEDDING_FILE = "embedding.json"
 EMBEDDING_VERSION = 1
 ADAPTER = CODE_ROOT / "serving/embeddings/triton_model.py"
-
-TEXTS, IDS, DIMENSIONS = "text_input", "input_ids", "dimensions"
-VECTORS, NUM_TOKENS = "embedding", "num_input_tokens"
-PADDING = -1  # behind the token ids of a row that is shorter than others of its request
 
 
 def embedding_message(model: EmbeddingModelSpec, parameters: Mapping[str, str]) -> Message:

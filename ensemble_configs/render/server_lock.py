@@ -11,16 +11,18 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ensemble_configs.spec.deployment import DeploymentSpec
 from trireme.base.errors import SpecError
+
+if TYPE_CHECKING:  # a third of a second for clients, who look for ports alone
+    from ensemble_configs.spec.deployment import DeploymentSpec
 
 _FILE = "server.lock"
 
 
 @contextlib.contextmanager
-def server_lock(folder: Path, spec: DeploymentSpec) -> Iterator[None]:
+def server_lock(folder: Path, spec: "DeploymentSpec") -> Iterator[None]:
     """Hold a server's folder alone; a folder in which nothing was written is not left behind.
 
     Raises:

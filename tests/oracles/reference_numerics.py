@@ -6,7 +6,7 @@ Written after the modelling code that each family publishes; the tests compare w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Numerics:
     groups_per_token: int = 1
     is_normalized: bool = True  # the chosen experts' weights are divided by their sum
     routed_scale: float = 1.0
+    norm_offset: float = 0.0  # Qwen3-Next: norms are stored as what is added to 1
+    rotary_fraction: float = 1.0  # of a head's numbers, at its start
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], architecture: str) -> "Numerics":
@@ -59,6 +61,8 @@ class Numerics:
             groups_per_token=int(_number(config, "topk_group", 1)),
             is_normalized=architecture == "MixtralForCausalLM" or config.get("norm_topk_prob") is True,
             routed_scale=_number(config, "routed_scaling_factor", 1.0),
+            norm_offset=1.0 if architecture == "Qwen3NextForCausalLM" else 0.0,
+            rotary_fraction=_number(config, "partial_rotary_factor", 1.0),
         )
 
 
@@ -75,7 +79,7 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
 
 def silu(x: Array) -> Array:
     """Return ``x * sigmoid(x)``."""
-    return x * _sigmoid(x)
+    return x * sigmoid(x)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -86,6 +90,10 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 def rotate(x: Array, numerics: Numerics) -> Array:
     """Return ``[num_tokens, heads, size]`` with rotary positions 0, 1, 2, ... applied."""
+    turned_size = round(x.shape[-1] * numerics.rotary_fraction)
+    if turned_size < x.shape[-1]:
+        whole = replace(numerics, rotary_fraction=1.0)
+        return np.concatenate([rotate(x[..., :turned_size], whole), x[..., turned_size:]], axis=-1)
     num_tokens, _, size = x.shape
     if numerics.is_rope_interleaved:
         x = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
@@ -156,7 +164,7 @@ def latent_norm(x: Array, weight: Array) -> Array:
 def expert_weights(logits: Array, bias: Array | None, mlp: ExpertMlp, numerics: Numerics) -> Array:
     """Return how much of each expert each token takes, ``[num_tokens, num_experts]``; 0 where it was not chosen."""
     if numerics.is_sigmoid_router:
-        scores = _sigmoid(logits)
+        scores = sigmoid(logits)
         choice = _only_best_groups(scores if bias is None else scores + bias, numerics)
     else:
         scores = choice = _softmax(logits)
@@ -187,11 +195,12 @@ def _softmax(x: Array) -> Array:
     return shares
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
+    """Return the logistic function of each number."""
     result: Array = 1 / (1 + np.exp(-x))
     return result
 
 
 def sigmoid_gate(x: Array, weight: Array) -> Array:
     """Return how much of the shared experts each token takes (Qwen2-MoE)."""
-    return _sigmoid(linear(x, weight))
+    return sigmoid(linear(x, weight))

@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import reference_numerics as numerics
+from linear_attention import gated_delta_net
 from reference_numerics import Array, Numerics
 
 from build_engines.checkpoint.config_values import load_config
-from build_engines.checkpoint.model_shape import ExpertMlp, GroupedAttention
-from build_engines.checkpoint.weight_table import Role, tensor_names
+from build_engines.checkpoint.model_shape import ExpertMlp, GroupedAttention, LinearAttention
+from build_engines.checkpoint.tensor_names import tensor_names
+from build_engines.checkpoint.weight_table import Role
 from build_engines.sharding.shard_plan import ShardPlan
 from build_engines.sharding.tensor_pieces import Piece
 from ensemble_configs.releases.safetensors_file import StoredTensor, as_floats, open_tensor, read_header
@@ -24,7 +26,7 @@ from trireme.base.errors import SpecError
 
 ARCHITECTURES = (
     "DeepseekV3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM",
-    "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+    "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
 )  # fmt: skip
 
 
@@ -78,6 +80,10 @@ class _Rank:
         assert found is not None, f"rank {self.place.rank} has no {key} of layer {layer}"
         return found
 
+    def norm(self, key: str, layer: int = -1) -> Array:
+        """Return what a norm multiplies by."""
+        return self.get(key, layer) + self.settings.norm_offset
+
     def bias(self, key: str, layer: int) -> Array | None:
         name = self.names[key].replace("{l}", str(layer)).removesuffix(".weight") + ".bias"
         return self.tensors.get((name, False))
@@ -86,9 +92,18 @@ class _Rank:
         """Return the share of the attention's output that the rank's heads give, without the output's bias."""
         one, window = self.model.layers[layer].attention, self.model.layers[layer].sliding_window
         if isinstance(one, GroupedAttention):
-            query_norm, key_norm = self.find("query_norm", layer), self.find("key_norm", layer)
-            norms = None if query_norm is None or key_norm is None else (query_norm, key_norm)
-            mixed = numerics.grouped_attention(self._projected(layer, x, one), one, self.settings, norms, window)
+            norms = (self.norm("query_norm", layer), self.norm("key_norm", layer)) if one.has_qk_norm else None
+            query, key, value = self._projected(layer, x, one)
+            gate = None
+            if one.has_output_gate:
+                query, gate = (
+                    part.reshape(len(x), -1)
+                    for part in np.split(query.reshape(len(x), -1, 2 * one.head_dim), 2, axis=-1)
+                )
+            mixed = numerics.grouped_attention((query, key, value), one, self.settings, norms, window)
+            mixed = mixed if gate is None else mixed * numerics.sigmoid(gate)
+        elif isinstance(one, LinearAttention):
+            return self._linear_attention(layer, x, one)
         else:
             if one.q_lora_rank is None:
                 queries = numerics.linear(x, self.get("query", layer))
@@ -101,6 +116,13 @@ class _Rank:
                 queries, low_rank, self.get("kv_down_norm", layer), self.get("kv_up", layer), one, self.settings
             )
         return numerics.linear(mixed, self.get("output", layer))
+
+    def _linear_attention(self, layer: int, x: Array, one: LinearAttention) -> Array:
+        projected, gates = (numerics.linear(x, self.get(part, layer)) for part in ("linear_in", "linear_gates"))
+        decay = self.get("decay", layer), self.get("time_step", layer)
+        conv, norm = self.get("conv", layer), self.get("linear_norm", layer)
+        mixed = gated_delta_net(projected, gates, conv, decay, norm, one, self.settings.epsilon)
+        return numerics.linear(mixed, self.get("linear_output", layer))
 
     def _projected(self, layer: int, x: Array, one: GroupedAttention) -> tuple[Array, Array, Array]:
         if "qkv" not in self.names:
@@ -148,9 +170,9 @@ def _layer(ranks: list[_Rank], layer: int, hidden: Array) -> Array:
     """
     norm = numerics.rms_norm
     epsilon = ranks[0].settings.epsilon
-    shares = [rank.attention(layer, norm(hidden, rank.get("input_norm", layer), epsilon)) for rank in ranks]
+    shares = [rank.attention(layer, norm(hidden, rank.norm("input_norm", layer), epsilon)) for rank in ranks]
     hidden = hidden + _all_reduce(shares, ranks[0].bias("output", layer))
-    shares = [rank.mlp(layer, norm(hidden, rank.get("post_norm", layer), epsilon)) for rank in ranks]
+    shares = [rank.mlp(layer, norm(hidden, rank.norm("post_norm", layer), epsilon)) for rank in ranks]
     return hidden + _all_reduce(shares, ranks[0].bias("down", layer))
 
 
@@ -185,7 +207,7 @@ def _head(ranks: list[_Rank], hidden: Array, plan: ShardPlan) -> Array:
     key = "embedding" if plan.model.is_tied else "head"
     parts = []
     for rank in ranks:
-        x = numerics.rms_norm(hidden, rank.get("final_norm"), rank.settings.epsilon)
+        x = numerics.rms_norm(hidden, rank.norm("final_norm"), rank.settings.epsilon)
         parts.append(numerics.linear(x, rank.tensors[rank.names[key], not is_shared]))
     return np.concatenate(parts, axis=1)[:, : plan.model.vocab_size]
 

@@ -2,7 +2,7 @@
 """NVIDIA's AISimulate as an estimator: measured kernel tables where ours has a roofline.
 
 The batch is ours, from our KV cache; AISimulate's own count of memory, which keeps more back, is not asked. For each
-candidate, batches of powers of two up to the full one are asked for at once, and what lies between is interpolated.
+candidate, batches of powers of two and the full one are asked for at once, and what lies between is interpolated.
 """
 
 import math
@@ -25,15 +25,17 @@ from build_engines.planner.roofline.steady_state import Estimate, Limits, Worklo
 # Ours to its names; what is missing here has no tables there, or other ones than its name says.
 _SYSTEMS: Mapping[str, str] = {
     "a100-80": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "l40s": "l40s", "b200": "b200_sxm",
-    "gb200": "gb200", "rtx-pro-6000": "rtx_pro_6000_server",
+    "gb200": "gb200", "rtx-pro-6000": "rtx_pro_6000_server", "b300": "b300_sxm", "gb300": "gb300",
 }  # fmt: skip
 _LINEAR: Mapping[str, str] = {
     "fp16": "bfloat16", "bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4",
     "int8_weight_only": "int8_wo", "int4_weight_only": "int4_wo", "int4_awq": "int4_wo", "int4_gptq": "int4_wo",
-    "smoothquant": "sq",
+    "smoothquant": "sq", "mxfp4": "bfloat16",
 }  # fmt: skip
 _EXPERTS = {name: _LINEAR[name] for name in ("fp16", "bf16", "fp8", "fp8_block", "nvfp4", "int4_awq", "int4_gptq")}
-_EXPERTS |= {"int4_weight_only": "int4_wo", "w4a8_awq": "w4afp8"}
+_EXPERTS |= {"int4_weight_only": "int4_wo", "w4a8_awq": "w4afp8", "mxfp4": "w4a8_mxfp4_mxfp8"}
+_MXFP4_IN_16_BITS = "w4a16_mxfp4"
+_COUNTS_WINDOWS = frozenset({"GptOssForCausalLM"})  # others of ours are families without windows to it
 _KV_CACHE: Mapping[str, str] = {"fp16": "bfloat16", "bf16": "bfloat16", "fp8": "fp8", "int8": "int8"}
 
 
@@ -60,6 +62,10 @@ class AiSimulate:
         """
         if workload.cached:
             return "it is not asked about prompts that are cached in part"
+        if candidate.engine.costs.model.linear_layers:
+            return "what it says of linear attention was compared with nothing"
+        if _has_uncounted_windows(candidate, workload):
+            return f"it counts no sliding windows of {candidate.engine.costs.model.architecture}"
         found = self._curve(candidate, workload, limits)
         return found if isinstance(found, str) else None
 
@@ -102,10 +108,11 @@ class AiSimulate:
         groups = layout.pp_size * (layout.tp_size if layout.is_attention_dp else 1)  # each with a batch of its own
         if most < groups:
             return f"it runs {groups} batches at once, and there is room for {most} sequences"
-        sizes = sorted({min(most // groups, 2**n) for n in range(most.bit_length())})
+        largest = math.ceil(most / groups)  # the full batch itself lies between two points, or is the last
+        sizes = sorted({2**n for n in range(largest.bit_length())} | {largest})
         # Its default, one prompt at a time. With more its throughput is as near to what was published, TTFT far off.
         prompt_tokens = min(workload.isl, limits.max_num_tokens)
-        points = tuple(
+        asked = tuple(
             Point(
                 isl=workload.isl,
                 osl=workload.osl,
@@ -114,10 +121,11 @@ class AiSimulate:
             )
             for size in sizes
         )
-        found = self._ask(candidate, points)
+        found = self._ask(candidate, asked)
         if isinstance(found, str):
             return found
-        return _Curve(workload, tuple((float(size * groups), one) for size, one in zip(sizes, found, strict=True)))
+        points = tuple((float(size * groups), one) for size, one in zip(sizes, found, strict=True))
+        return _Curve(workload, most, points)
 
     def _ask(self, candidate: Candidate, points: tuple[Point, ...]) -> tuple[Figures, ...] | str:
         if not self._process.is_installed:
@@ -132,13 +140,24 @@ class AiSimulate:
         return answer.points
 
 
+def _has_uncounted_windows(candidate: Candidate, workload: Workload) -> bool:
+    """Return True if a window hides a part of a sequence from attention, and AISimulate counts all of it."""
+    model = candidate.engine.costs.model
+    if model.architecture in _COUNTS_WINDOWS:
+        return False
+    return any(layer.sliding_window and layer.sliding_window < workload.num_tokens for layer in model.layers)
+
+
 def _question(folder: str, candidate: Candidate, points: tuple[Point, ...]) -> Question | str:
     engine, layout = candidate.engine, candidate.layout
-    weight_format, is_moe = engine.formats.linear.name, engine.costs.model.is_moe
+    weight_format, is_moe = engine.formats.name, engine.costs.model.is_moe
     if engine.gpu.name not in _SYSTEMS:
         return f"it has no tables of {engine.gpu.title}"
     if weight_format not in _LINEAR or (is_moe and weight_format not in _EXPERTS):
         return f"it has no tables of {weight_format}" + (" experts" if is_moe else "")
+    experts = _EXPERTS.get(weight_format, "")
+    if engine.formats.of_experts.unpacked_below > engine.gpu.sm:
+        experts = _MXFP4_IN_16_BITS
     if engine.kv_format not in _KV_CACHE:
         return f"it has no tables of a KV cache in {engine.kv_format}"
     if layout.cp_size > 1:
@@ -152,7 +171,7 @@ def _question(folder: str, candidate: Candidate, points: tuple[Point, ...]) -> Q
         moe_tp_size=layout.moe_tp_size,
         moe_ep_size=layout.ep_size,
         linear=_LINEAR[weight_format],
-        experts=_EXPERTS[weight_format] if is_moe else _LINEAR[weight_format],
+        experts=experts if is_moe else _LINEAR[weight_format],
         kv_cache=_KV_CACHE[engine.kv_format],
         points=points,
     )
@@ -160,9 +179,10 @@ def _question(folder: str, candidate: Candidate, points: tuple[Point, ...]) -> Q
 
 @dataclass(frozen=True)
 class _Curve:
-    """AISimulate's figures by batch, for the whole replica, growing."""
+    """AISimulate's figures by batch, for the whole replica, growing up to the full batch or just beyond it."""
 
     workload: Workload
+    full_batch: int
     points: tuple[tuple[float, Figures], ...]
 
     def at_concurrency(self, num_clients: float) -> Estimate:
@@ -170,7 +190,7 @@ class _Curve:
 
         Clients beyond the full batch wait, as in `steady_state.at_concurrency`.
         """
-        batch = min(num_clients, self.points[-1][0])
+        batch = min(num_clients, self.full_batch)
         found = self._at(batch)
         waiting_s = (num_clients - batch) / found.requests_per_s if num_clients > batch else 0.0
         return self._estimate(found, batch, found.requests_per_s, 1000 * waiting_s)
@@ -180,8 +200,8 @@ class _Curve:
 
         The batch is what is in flight, by Little's law.
         """
-        most, full = self.points[-1]
-        if requests_per_s > full.requests_per_s:
+        most = self.full_batch
+        if requests_per_s > self._at(most).requests_per_s:
             return None
         batch = 1.0
         for _ in range(100):
@@ -197,7 +217,7 @@ class _Curve:
         low, high = 0.0, num_users
         for _ in range(40):
             in_engine = (low + high) / 2
-            requests_per_s = self._at(min(in_engine, self.points[-1][0])).requests_per_s
+            requests_per_s = self._at(min(in_engine, self.full_batch)).requests_per_s
             if in_engine + think_time_s * requests_per_s > num_users:
                 high = in_engine
             else:

@@ -11,7 +11,10 @@ import yaml
 
 from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
 from build_engines.planner.estimators.aisimulate_process import NOT_INSTALLED, AiSimulateProcess, model_folder
-from build_engines.planner.estimators.estimator import Estimator, Roofline
+from build_engines.planner.estimators.estimator import Estimator, Load, Roofline
+from build_engines.planner.estimators.strata import stratum_of
+from build_engines.planner.roofline.candidates import Candidate
+from build_engines.planner.roofline.steady_state import Estimate, Limits, Workload
 from trireme.base.errors import SpecError
 
 TABLE = Path(__file__).with_name("estimator_errors.yaml")
@@ -27,20 +30,45 @@ class Choice(NamedTuple):
 
 
 @cache
-def stated_errors() -> dict[str, dict[str, float]]:
-    """Return the errors of both estimators on the published cells that both cover, as `published.Errors` by estimator.
+def stated_errors() -> dict[str, dict[str, dict[str, float]]]:
+    """Return the errors of both estimators on the published cells that both cover, by stratum and estimator.
 
-    The roofline's are those without the GPU in its fit: AISimulate was not fitted to these cells either.
+    They are as `published.Errors`. The roofline's are those without the GPU in its fit: AISimulate was not fitted to
+    these cells either.
     """
-    errors: dict[str, dict[str, float]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    errors: dict[str, dict[str, dict[str, float]]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     return errors
+
+
+class WhereBetter:
+    """An estimator that is asked only about strata in which its stated median error is the smaller one.
+
+    Args:
+        inner: the estimator.
+    """
+
+    def __init__(self, inner: Estimator) -> None:
+        self._inner = inner
+        self.name = inner.name
+
+    def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:
+        """Return the reason why it is not asked about a candidate, or None."""
+        stratum = stratum_of(candidate.engine)
+        if not _is_better(self.name, stratum):
+            return f"in the stratum '{stratum}' {_in_words(stratum)}"
+        return self._inner.why_not(candidate, workload, limits)
+
+    def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
+        """Return the estimator's estimate."""
+        return self._inner.estimate(candidate, workload, load, limits)
 
 
 @contextmanager
 def chosen(wish: Wish, config: Mapping[str, object], process: AiSimulateProcess | None = None) -> Iterator[Choice]:
     """Yield the estimators of a plan about one model; AISimulate's process runs as long as the context is open.
 
-    `auto` asks AISimulate first where it is installed and its stated median error is the smaller one.
+    `auto` asks AISimulate first where it is installed, about the strata in which its stated median error is the
+    smaller one.
 
     Args:
         config: the model's `config.json`.
@@ -51,27 +79,40 @@ def chosen(wish: Wish, config: Mapping[str, object], process: AiSimulateProcess 
     process = process or AiSimulateProcess()
     if wish == "aisimulate" and not process.is_installed:
         raise SpecError(f"{NOT_INSTALLED}; or leave it to --estimator roofline", field="estimator", value=wish)
-    is_aisimulate, why = _decide(wish, is_installed=process.is_installed)
-    if not is_aisimulate:
-        yield Choice([Roofline()], why)
+    if wish == "roofline" or not process.is_installed:
+        yield Choice([Roofline()], _why_not_asked(wish))
         return
     with model_folder(config) as folder:
+        theirs = AiSimulate(folder, process)
         try:
-            yield Choice([AiSimulate(folder, process), Roofline()], why)
+            if wish == "auto":
+                yield Choice([WhereBetter(theirs), Roofline()], "")
+            else:
+                yield Choice([theirs, Roofline()], f"{wish} was asked for")
         finally:
             process.close()
 
 
-def _decide(wish: Wish, *, is_installed: bool) -> tuple[bool, str]:
-    if wish != "auto":
-        return wish == "aisimulate", f"{wish} was asked for"
-    ours, theirs = (stated_errors()[name] for name in ("roofline", "aisimulate"))
-    errors = (
-        f"roofline's median error x/÷ {ours['median']:.2f}, AISimulate's {theirs['median']:.2f} "
-        f"on the {ours['num_cells']:.0f} published cells that both can do"
+def _why_not_asked(wish: Wish) -> str:
+    if wish == "roofline":
+        return "roofline was asked for"
+    better = [stratum for stratum in stated_errors() if _is_better("aisimulate", stratum)]
+    if not better:
+        return "in every stratum the roofline's median error is the smaller one"
+    found = "; ".join(f"{stratum}: {_in_words(stratum)}" for stratum in better)
+    return f"AISimulate is the nearer one for some ({found}), but it is not installed (make aisimulate)"
+
+
+def _is_better(name: str, stratum: str) -> bool:
+    errors = stated_errors().get(stratum)
+    return errors is not None and errors[name]["median"] < errors["roofline"]["median"]
+
+
+def _in_words(stratum: str) -> str:
+    if stratum not in stated_errors():
+        return "no published cell is one that both can do"
+    ours, theirs = (stated_errors()[stratum][name] for name in ("roofline", "aisimulate"))
+    return (
+        f"roofline's median error is x/÷ {ours['median']:.2f}, AISimulate's {theirs['median']:.2f}, "
+        f"on {ours['num_cells']:.0f} published cells that both can do"
     )
-    if theirs["median"] >= ours["median"]:
-        return False, errors
-    if not is_installed:
-        return False, f"{errors}, but it is not installed (make aisimulate)"
-    return True, errors

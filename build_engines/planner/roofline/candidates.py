@@ -9,9 +9,11 @@ from typing import Literal
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import ModelShape
-from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
+from build_engines.checkpoint.weight_formats import FORMAT_PLANS, KV_FORMATS
 from build_engines.planner.roofline.footprint import Footprint, footprint_of
 from build_engines.planner.roofline.legality import (
+    is_compiled_alone,
+    why_blocks_are_not_reused,
     why_format_is_illegal,
     why_layout_is_illegal,
     why_prompts_are_not_chunked,
@@ -77,9 +79,14 @@ class Candidate:
         return self.engine.layout
 
     @property
+    def is_block_reused(self) -> bool:
+        """Return True if prompts can go on from cached blocks."""
+        return self.why_not_chunked is None and why_blocks_are_not_reused(self.engine.costs.model) is None
+
+    @property
     def name(self) -> str:
         """Return a name of format, KV format and layout."""
-        return f"{self.engine.formats.linear.name} kv-{self.engine.kv_format} {self.layout}"
+        return f"{self.engine.formats.name} kv-{self.engine.kv_format} {self.layout}"
 
 
 @dataclass(frozen=True)
@@ -106,17 +113,18 @@ def candidates(model: ModelShape, machines: Machines, wanted: Wanted) -> tuple[l
             rejected[Rejected(str(layout), reason, "layout")] = None
             continue
         for weight_format, kv_format in _formats(model, wanted):
-            formats = FormatPlan(WEIGHT_FORMATS[weight_format])
+            formats = FORMAT_PLANS[weight_format]
             reason = why_format_is_illegal(model, formats, kv_format, layout, machines.gpu)
             name = f"{weight_format} kv-{kv_format}"
             if reason is not None:
                 is_of_any_layout = "does not run on" in reason or "back ends" in reason
                 rejected[Rejected(name if is_of_any_layout else f"{name} {layout}", reason, "format")] = None
                 continue
-            engine = Engine(costs, formats, kv_format, layout, machines.gpu)
+            is_compiled = is_compiled_alone(weight_format, kv_format)
+            engine = Engine(costs, formats, kv_format, layout, machines.gpu, is_compiled)
             footprint = footprint_of(
                 model, formats, kv_format, layout, machines.gpu,
-                max_num_tokens=wanted.max_num_tokens, kv_fraction=wanted.kv_fraction,
+                max_num_tokens=wanted.max_num_tokens, kv_fraction=wanted.kv_fraction, is_compiled=is_compiled,
             )  # fmt: skip
             why_not_chunked = why_prompts_are_not_chunked(weight_format, kv_format, machines.gpu)
             candidate = Candidate(engine, footprint, machines.num_gpus // layout.world_size, why_not_chunked)
@@ -165,6 +173,6 @@ def _formats(model: ModelShape, wanted: Wanted) -> Iterator[tuple[str, str]]:
     """
     own = "fp16" if model.dtype == "float16" else "bf16"
     other = {"fp16", "bf16", "int8"} - {own}
-    for weight_format in wanted.weight_formats or [name for name in WEIGHT_FORMATS if name not in other]:
+    for weight_format in wanted.weight_formats or [name for name in FORMAT_PLANS if name not in other]:
         for kv_format in wanted.kv_formats or [name for name in KV_FORMATS if name not in other]:
             yield weight_format, kv_format

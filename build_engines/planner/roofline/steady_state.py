@@ -37,6 +37,7 @@ class Limits(NamedTuple):
     max_batch_size: int = 2048
     max_num_tokens: int = 8192  # of a step: longer prompts come in chunks
     is_chunked: bool = True  # False: a prompt is prefilled whole, and none goes on from cached blocks
+    state_tokens: float = 0.0  # tokens of KV cache whose room a sequence's states of linear attention take
 
     def step_tokens(self, workload: Workload) -> int:
         """Return the prompt tokens that a step takes at most: whole prompts, where they are not chunked."""
@@ -52,7 +53,14 @@ class Limits(NamedTuple):
 
     def batch(self, workload: Workload) -> int:
         """Return the most sequences that run at once, each with room for all of its tokens."""
-        return min(self.max_batch_size, int(self.kv_tokens // workload.num_tokens))
+        return min(self.max_batch_size, int(self.kv_tokens // (workload.num_tokens + self.state_tokens)))
+
+
+class Run(NamedTuple):
+    """A benchmark at a fixed concurrency, from an idle engine on."""
+
+    requests_per_client: float  # the first of each comes at once with those of all others
+    is_varied: bool = False  # answers are of different lengths, so that clients do not stay in step
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,15 @@ class Estimate:
 
 
 def at_concurrency(
-    engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, num_clients: float
+    engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, num_clients: float, run: Run | None = None
 ) -> Estimate | None:
     """Return the estimate with clients that each send their next request when they have the answer.
 
     None: not one request fits. Clients beyond the batch wait: their time to the first token grows, the throughput does
     not.
+
+    Args:
+        run: a benchmark's, which begins with a request of every client at once; None: it has been so for long.
     """
     batch = min(num_clients, limits.batch(workload))
     if batch < 1:
@@ -85,12 +96,26 @@ def at_concurrency(
     decode, prefill_s = _cycle_parts(engine, eff, workload, limits, batch)
     cycle_s = workload.osl * decode.total_s + batch * prefill_s
     own_prefill_s = _prefill_alone_s(engine, eff, workload, limits, batch - 1)
-    # A request comes in the middle of a step; prompts that came with it are prefilled before it or after.
-    ttft_s = own_prefill_s + decode.total_s / 2
+    # A request comes when another's last token is out: the next step has begun without it. The token leaves one later.
+    ttft_s = own_prefill_s + eff.waited_steps * (1 - 1 / batch) * decode.total_s
+    if run is None or not run.is_varied:
+        ttft_s += _queue_s(prefill_s, cycle_s, batch)
+    if run is not None:
+        ttft_s += (batch - 1) / 2 * prefill_s / run.requests_per_client
     waiting_s = max(0.0, num_clients - batch) * cycle_s / batch
     tpot_s = max(cycle_s - ttft_s, workload.osl * decode.total_s) / workload.osl
     typical = _mixed(engine, eff, workload, batch, decode)
-    return Estimate(1000 * (ttft_s + waiting_s), 1000 * tpot_s, batch * workload.osl / cycle_s, batch, typical)
+    ttft_s += waiting_s + eff.tokenize_s * workload.isl
+    return Estimate(1000 * ttft_s, 1000 * tpot_s, batch * workload.osl / cycle_s, batch, typical)
+
+
+def _queue_s(prefill_s: float, cycle_s: float, batch: float) -> float:
+    """Return the seconds for which a prompt waits for those before it.
+
+    Requests of one length that began together end together, so their clients' next prompts meet. Mean value analysis of
+    a closed network, by Schweitzer's approximation: W = P (1 + (n - 1) / n Q), Q = n W / cycle.
+    """
+    return prefill_s / (1 - (batch - 1) * prefill_s / cycle_s) - prefill_s
 
 
 def saturated(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits) -> Estimate | None:
@@ -124,7 +149,8 @@ def at_rate(
         # Prompts queue for each other's prefill: M/D/1.
         ttft_s += busy * prefill_s / (2 * (1 - busy))
         typical = _mixed(engine, eff, workload, batch, decode)
-        estimate = Estimate(1000 * ttft_s, 1000 * tpot_s, requests_per_s * workload.osl, batch, typical)
+        first_s = ttft_s + eff.tokenize_s * workload.isl  # before the request is in the engine
+        estimate = Estimate(1000 * first_s, 1000 * tpot_s, requests_per_s * workload.osl, batch, typical)
         wanted = min(most, requests_per_s * (ttft_s + workload.osl * tpot_s))
         if abs(wanted - batch) < 0.001 * batch:
             break
@@ -169,7 +195,7 @@ def _cycle_parts(
     """Return a step of decoding alone, and the seconds that one prompt adds to the steps that it shares."""
     context = workload.isl + workload.osl / 2
     decode = step_time(engine, eff, StepLoad(batch, context))
-    chunk = min(batch * workload.prefilled, limits.step_tokens(workload))
+    chunk = min(max(workload.prefilled, batch * workload.prefilled / workload.osl), limits.step_tokens(workload))
     mixed = step_time(engine, eff, StepLoad(batch, context, chunk, workload.isl, workload.cached))
     return decode, (mixed.total_s - decode.total_s) * workload.prefilled / chunk
 
@@ -181,7 +207,7 @@ def _prefill_alone_s(engine: Engine, eff: Efficiencies, workload: Workload, limi
     num_whole, rest = divmod(workload.prefilled, step_tokens)
     chunks = ((num_whole, step_tokens), (1, rest))
     return sum(
-        count * step_time(engine, eff, StepLoad(others, context, chunk, workload.isl, workload.cached)).total_s
+        count * step_time(engine, eff, StepLoad(others, context, chunk, workload.isl, workload.cached, True)).total_s
         for count, chunk in chunks
         if count and chunk
     )

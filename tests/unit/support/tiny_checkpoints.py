@@ -50,6 +50,13 @@ TINY: dict[str, Config] = {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 50, "num_experts": 4,
         "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True,
     },
+    "qwen3-next": _BASE | {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 50,
+        "full_attention_interval": 2, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.5, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 20,
+        "decoder_sparse_step": 1, "norm_topk_prob": True,
+    },
     "deepseek": _BASE | {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 51,
         "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
@@ -69,13 +76,19 @@ def write_tiny(folder: Path, name: str) -> Path:
 def random_tensors(config: Config, seed: int = 4) -> dict[str, npt.NDArray[np.float32]]:
     """Return a model's tensors; the scales keep hidden states near 1, so that nothing hides behind a small factor."""
     generator = np.random.default_rng(seed)
-    return {weight.name: _random(weight, generator) for weight in weights_of(read_model_shape(config))}
+    model = read_model_shape(config)
+    # Qwen3-Next adds 1 to what is stored of its norms, but for those within linear attention.
+    has_offset = model.architecture == "Qwen3NextForCausalLM"
+    return {
+        weight.name: _random(weight, generator, norm=0 if has_offset and ".linear_attn." not in weight.name else 1)
+        for weight in weights_of(model)
+    }
 
 
-def _random(weight: Weight, generator: np.random.Generator) -> npt.NDArray[np.float32]:
+def _random(weight: Weight, generator: np.random.Generator, *, norm: float) -> npt.NDArray[np.float32]:
     values = generator.standard_normal(weight.shape)
     if weight.role is Role.NORM:
-        values = 1 + 0.2 * values
+        values = norm + 0.2 * values
     elif weight.is_bias:
         values *= 0.3
     elif weight.role is not Role.EMBEDDING:

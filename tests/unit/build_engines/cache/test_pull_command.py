@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_here import run_here
 from demo_release import write_demo_release
 
 from build_engines.cache.pull_command import parse_bytes, release_folder
@@ -25,7 +26,7 @@ from trireme.base.errors import SpecError
 pytestmark = pytest.mark.slow
 
 MB = 10**6
-NUM_KILLS = 20
+SAMPLE_OF_KILLS, NUM_KILLS = 6, 20
 
 
 @pytest.fixture
@@ -47,10 +48,8 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "trireme", "pull", *map(str, arguments)]
 
 
-def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        command(*arguments), capture_output=True, text=True, timeout=120, check=False, **options
-    )
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return run_here("pull", *arguments)
 
 
 def is_same(a: Path, b: Path) -> bool:
@@ -96,13 +95,16 @@ def test_programs_read_json(release: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_pull_that_is_killed_at_any_moment_goes_on_to_the_same_release(large: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_kills", [SAMPLE_OF_KILLS, pytest.param(NUM_KILLS, marks=pytest.mark.soak)])
+def test_a_pull_that_is_killed_at_any_moment_goes_on_to_the_same_release(
+    large: Path, tmp_path: Path, num_kills: int
+) -> None:
     chance = random.Random(4)
     cache = tmp_path / "cache"
     target = cache / address(large)
     total = 200 * MB
     num_partial = 0
-    for _ in range(NUM_KILLS):
+    for _ in range(num_kills):
         threshold = chance.uniform(0, 1.1) * total  # beyond the whole: while it is read back
         line = command(large, "--to", cache)
         with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -116,7 +118,7 @@ def test_a_pull_that_is_killed_at_any_moment_goes_on_to_the_same_release(large: 
             subprocess.run(["rm", "-r", tmp_path / "old"], check=True)
         else:
             num_partial += staged_bytes(cache) > 0
-    assert num_partial > NUM_KILLS // 4
+    assert num_partial > num_kills // 4
     assert run(large, "--to", cache).returncode == 0
     assert is_same(large, target)
     verify(target)
@@ -192,7 +194,9 @@ def test_a_disk_that_fills_up_leaves_a_copy_that_goes_on(release: Path, tmp_path
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3 * MB, 3 * MB))
 
-    result = run(release, "--to", cache, preexec_fn=limit)
+    result = subprocess.run(
+        command(release, "--to", cache), capture_output=True, text=True, timeout=120, check=False, preexec_fn=limit
+    )
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     for words in ("cannot write", "openvino_model.bin", "free some space", "pull again to go on"):

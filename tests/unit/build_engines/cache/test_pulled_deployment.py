@@ -3,11 +3,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from command_here import run_here
 from demo_release import write_demo_release
 
 from build_engines.cache.moved_deployment import moved_deployment, release_dirs
@@ -25,8 +25,7 @@ def cache_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pull(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trireme", "pull", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return run_here("pull", *arguments, cwd=folder)
 
 
 def write(path: Path, **fields: object) -> Path:

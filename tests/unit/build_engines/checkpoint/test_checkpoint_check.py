@@ -78,6 +78,9 @@ def test_what_the_model_does_not_need_is_let_through_and_named(tmp_path: Path) -
         write(tmp_path / "a", config, lambda tensors: tensors.update(dict.fromkeys(extra, zeros)))
     )
     assert checked.unused == tuple(extra)
+    further = "mtp.layers.0.self_attn.q_proj.weight"
+    hybrid = check_checkpoint(write(tmp_path / "c", TINY["qwen3-next"], lambda it: it.update({further: zeros})))
+    assert hybrid.unused == (further,)
     tied = check_checkpoint(write(tmp_path / "b", TINY["qwen2-mqa"], lambda it: it.update({"lm_head.weight": zeros})))
     assert tied.unused == ("lm_head.weight",)
 

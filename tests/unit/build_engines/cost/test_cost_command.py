@@ -528,7 +528,7 @@ def test_the_half_million_of_the_case_is_half_a_million_and_is_halved() -> None:
     spec = load_document(CostSpec, EXAMPLES / "halve_500k.yaml")
     assert bill(spec).total_usd == pytest.approx(500_000, rel=0.01)
     less = bill(scaled_to(spec, 400_000)).total_usd
-    assert 390_000 < less <= 400_000  # a replica is 5,825 $
+    assert 390_000 < less <= 400_000  # a replica is 11,650 $
 
 
 def test_the_example_prices_say_when_and_where_from() -> None:

@@ -84,7 +84,7 @@ def test_a_planned_engine_has_the_planner_s_throughput() -> None:
     found = rates_of(engine, Traffic(requests_per_s=1, isl=1000, osl=300))
     option = best_option(engine, Workload(1000, 300))
     replicas = option.num_gpus / option.candidate.layout.world_size
-    requests_per_s = option.output_tokens_per_s / replicas / 300
+    requests_per_s = option.served_output_tokens_per_s / replicas / 300
     assert 1 / found.seconds(1000, 300) == pytest.approx(requests_per_s)
     assert option.estimate.tpot_ms <= 30
     assert found.uncertainty == option.uncertainty

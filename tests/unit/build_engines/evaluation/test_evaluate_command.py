@@ -52,15 +52,32 @@ def release(base: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a few items of some groups, so that a whole evaluation takes a second or two."""
-    groups = {("sums", "en"): 6, ("capitals", "zh"): 4, ("sentences", "en"): 2, ("sentences", "hi"): 2}
-    groups |= {("stories", "en"): 2, ("retrieval", "128 tokens, depth 50%"): 3}
+    groups = {("sums", "en"): 4, ("capitals", "zh"): 2, ("sentences", "en"): 2, ("sentences", "hi"): 2}
+    groups |= {("stories", "en"): 1, ("retrieval", "128 tokens, depth 50%"): 2}
+    return tasks_of(groups, tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write two texts and a sum: something of each limit of the recipe."""
+    groups = {("sums", "en"): 1, ("sentences", "en"): 1, ("sentences", "hi"): 1}
+    return tasks_of(groups, tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def one_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasks_of({("sentences", "en"): 1}, tmp_path_factory.mktemp("tasks"))
+
+
+def tasks_of(groups: dict[tuple[str, str], int], folder: Path) -> Path:
+    """Write the first items of each group, as many as are given."""
     kept = []
     for line in (DEMO_MODEL / "tasks.jsonl").read_text(encoding="utf-8").splitlines():
         where = (json.loads(line)["task"], json.loads(line)["group"])
         if groups.get(where, 0):
             groups[where] -= 1
             kept.append(line)
-    file = tmp_path_factory.mktemp("tasks") / "few.jsonl"
+    file = folder / "tasks.jsonl"
     file.write_text("\n".join(kept), encoding="utf-8")
     return file
 
@@ -167,11 +184,11 @@ def test_an_altered_release_is_not_evaluated(
 
 
 def test_another_kv_cache_is_compared_and_nothing_is_recorded(
-    base: Path, few: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, three: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = address(base)
     options = ("--limit", 1, "--kv-cache", "u8", "--against-kv-cache", "f16")
-    code, out, _ = evaluate(capsys, base, "--against", base, "--tasks", few, "--json", *options)
+    code, out, _ = evaluate(capsys, base, "--against", base, "--tasks", three, "--json", *options)
     assert code == 0
     found = json.loads(out)
     assert {figure["num_items"] for figure in found["figures"]} == {1}
@@ -183,7 +200,7 @@ def test_another_kv_cache_is_compared_and_nothing_is_recorded(
 
 
 def test_a_deployment_that_computes_in_f32_is_scored_in_f32(
-    tmp_path: Path, few: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, one_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployments = []
     for mode in ("accuracy", "performance"):
@@ -191,7 +208,7 @@ def test_a_deployment_that_computes_in_f32_is_scored_in_f32(
         engine = f"{{provider: openvino, dir: {DEMO_MODEL / 'openvino/target'}, execution_mode: {mode}}}"
         deployments[-1].write_text(f"name: {mode}\ntokenizer: {{dir: {DEMO_MODEL / 'target'}}}\nengine: {engine}\n")
     accurate, fast = deployments
-    options = ("--tasks", few, "--limit", 1, "--json")
+    options = ("--tasks", one_text, "--json")
     divergences = {}
     for other in (accurate, fast):
         _, out, _ = evaluate(capsys, accurate, "--against", other, *options)
@@ -250,10 +267,10 @@ def test_different_tokenizers_are_refused(base: Path, tmp_path: Path, capsys: py
 
 
 def test_no_column_is_lost_where_the_tables_go_into_a_file(
-    base: Path, release: Path, few: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    base: Path, release: Path, three: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = evaluate(capsys, release, "--against", base, "--tasks", few, "--no-record")
+    code, out, _ = evaluate(capsys, release, "--against", base, "--tasks", three, "--no-record")
     assert code == 0
     (heading,) = [line for line in out.splitlines() if "accuracy, base" in line]
     for column in ("items", "agreed", "same answers", "release", "lost"):

@@ -3,6 +3,7 @@
 import pytest
 
 from build_engines.checkpoint.checkpoint_config import load_model_shape, read_model_shape
+from build_engines.checkpoint.known_models import known_models
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.openvino.openvino_formats import (
     group_of,
@@ -102,6 +103,13 @@ def test_a_tied_head_has_the_format_of_the_embedding(demo: ModelShape) -> None:
 def test_a_group_size_without_kernels_is_refused(demo: ModelShape) -> None:
     with pytest.raises(SpecError, match="group_size must be one of 32, 64, 128"):
         openvino_bytes(demo, recipe(format="int4", group_size=96))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("deepseek-v3", "latent"), ("qwen3-next-80b-a3b", "linear")])
+def test_attention_that_openvino_cannot_page_is_refused(name: str, kind: str) -> None:
+    model = read_model_shape(known_models()[name].config)
+    with pytest.raises(SpecError, match=f"has {kind} attention, which OpenVINO cannot page; take backend pytorch"):
+        kv_bytes_per_token(model, recipe(format="fp16", kv_format="fp16"))
 
 
 def test_the_kv_cache_takes_what_the_engine_reports(demo: ModelShape) -> None:

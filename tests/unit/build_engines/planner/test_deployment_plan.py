@@ -9,6 +9,7 @@ import pytest
 import yaml
 from demo_release import write_demo_release, write_gpu_release
 
+from build_engines.checkpoint.known_models import known_models
 from build_engines.planner.deployment_plan import DeploymentPlan, plan_deployment
 from build_engines.planner.engine_memory import memory_of
 from ensemble_configs.releases.release_manifest import load_manifest
@@ -182,6 +183,17 @@ def test_a_checkpoint_is_divided_among_its_ranks(tmp_path: Path) -> None:
     assert whole.kv_bytes_per_token == 2 * half.kv_bytes_per_token == 2 * 5 * 2 * 64 * 2
     with pytest.raises(SpecError, match=r"there is no folder .*nowhere; build or pull the release"):
         memory_of(PyTorchEngineSpec(provider="pytorch", dir=tmp_path / "nowhere"))
+
+
+def test_states_of_linear_attention_are_counted_for_every_sequence_of_a_deployment(tmp_path: Path) -> None:
+    config = known_models()["qwen3-next-80b-a3b"].config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    few, many = (
+        memory_of(PyTorchEngineSpec(provider="pytorch", dir=tmp_path, tp_size=2, max_num_seqs=number))
+        for number in (10, 110)
+    )
+    assert many.workspace_bytes - few.workspace_bytes == 100 * 39_518_208 // 2
+    assert many.kv_bytes_per_token == few.kv_bytes_per_token == 12 * 1024  # one of two KV heads, 12 layers
 
 
 # From the command line

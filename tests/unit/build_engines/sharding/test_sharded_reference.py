@@ -71,7 +71,7 @@ def test_the_demo_model_in_parts_has_the_logits_of_the_whole(
     ("name", "tp_size", "ep_size"),
     [
         (name, tp, ep)
-        for name in ("mixtral", "qwen2-moe", "qwen3-moe", "deepseek")
+        for name in ("mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "deepseek")
         for tp in (1, 2, 4)
         for ep in (1, 2, 4)
         if ep <= tp
@@ -103,6 +103,10 @@ def test_every_way_of_building_a_layer_can_be_divided(checkpoints: dict[str, Pat
         ("demo", Role.KEY, Cut(0, ((64, 128),))),
         ("phi3", Role.GATE_UP, Cut(0, ((0, 24),))),  # all gates, no ups: not each part by itself
         ("deepseek", Role.LATENT_KV, Cut(0, ((0, 22),))),
+        ("qwen3-next", Role.LINEAR_IN, Cut(0, ((0, 80),))),
+        ("qwen3-next", Role.LINEAR_GATES, Cut(0, ((0, 8),))),
+        ("qwen3-next", Role.DECAY, Cut(0, ((0, 4),))),
+        ("qwen3-next", Role.CONV, Cut(0, ((0, 56),))),  # half of all channels, not of each section
     ],
 )
 def test_a_wrong_plan_gives_other_logits(

@@ -109,7 +109,8 @@ def test_published_models_can_be_divided(name: str) -> None:
     """Divide the first and the last layer of each model: DeepSeek's first has no experts."""
     model = published(name)
     model = replace(model, layers=(model.layers[0], model.layers[-1]))
-    tp_size = {"falcon-7b": 71, "qwen2.5-0.5b": 2, "qwen2.5-7b": 4}.get(name, 8)  # of Falcon one of its 71 heads each
+    # Of Falcon one of its 71 heads each; of Phi-4 two of its 10 KV heads.
+    tp_size = {"falcon-7b": 71, "qwen2.5-0.5b": 2, "qwen2.5-1.5b": 4, "qwen2.5-7b": 4, "phi-4": 5}.get(name, 8)
     check_coverage(plan_shards(model, tp_size=tp_size, pp_size=2))
 
 
@@ -249,6 +250,16 @@ def test_experts_in_one_tensor_are_cut_along_two_axes() -> None:
     assert piece_of(plan, 3, f"{at}.down_proj_bias").cuts == (Cut(0, ((16, 32),)),)
 
 
+def test_joined_experts_with_all_gates_before_all_ups_are_split_each_by_itself() -> None:
+    plan = plan_shards(published("llama-4-scout"), tp_size=4, ep_size=2)
+    at = "language_model.model.layers.0.feed_forward.experts"
+    assert piece_of(plan, 3, f"{at}.gate_up_proj").cuts == (
+        Cut(0, ((8, 16),)),
+        Cut(2, ((4096, 8192), (8192 + 4096, 8192 + 8192))),
+    )
+    assert piece_of(plan, 3, f"{at}.down_proj").cuts == (Cut(0, ((8, 16),)), Cut(1, ((4096, 8192),)))
+
+
 def test_ranks_are_counted_tp_first_then_cp_then_pp() -> None:
     places = [ParallelSizes(tp_size=2, pp_size=2, cp_size=2).place(rank) for rank in range(8)]
     assert [(at.pp_rank, at.cp_rank, at.tp_rank) for at in places] == [
@@ -347,6 +358,24 @@ def test_kv_bytes_per_token_of_a_rank(name: str, tp_size: int, kv_format: str, e
     assert plan_shards(published(name), tp_size=tp_size).kv_bytes_per_token(0, kv_format) == expected
 
 
+@pytest.mark.parametrize(
+    ("tp_size", "pp_size", "linear_layers"),
+    [(1, 1, [36]), (4, 1, [36]), (2, 3, [12, 12, 12]), (1, 5, [8, 7, 8, 7, 6])],
+)
+def test_states_of_linear_attention_are_divided_by_heads_and_stages(
+    tp_size: int, pp_size: int, linear_layers: list[int]
+) -> None:
+    plan = plan_shards(published("qwen3-next-80b-a3b"), tp_size=tp_size, pp_size=pp_size)
+    layer = 2 * (32 * 128 * 128 + 8192 * 3) // tp_size  # 16 bits
+    assert [plan.state_bytes_per_sequence(rank * tp_size) for rank in range(pp_size)] == [
+        layer * number for number in linear_layers
+    ]
+    assert plan.kv_bytes_per_token(0, "fp16") / 1024 == {1: 2, 2: 1, 4: 1}[tp_size] * sum(
+        isinstance(plan.model.layers[index].attention, GroupedAttention) for index in plan.stages[0]
+    )
+    assert plan.kv_heads_per_rank == {1: 2, 2: 1, 4: 1}[tp_size]
+
+
 def test_stages_divide_the_kv_cache() -> None:
     plan = plan_shards(published("llama-3.1-8b"), pp_size=3)
     assert [plan.kv_bytes_per_token(rank, "fp16") / 4096 for rank in range(3)] == [11, 11, 10]
@@ -412,6 +441,16 @@ def test_stages_divide_the_kv_cache() -> None:
             "deepseek-v3",
             {"tp_size": 64, "ep_size": 64, "moe_intermediate_size": 2080},
             r"the shared experts' intermediate_size \(2080\) is not divisible by tp_size \(64\)",
+        ),
+        (
+            "qwen3-next-80b-a3b",
+            {"tp_size": 16, "linear_num_key_heads": 8},
+            r"linear_num_key_heads \(8\) is not divisible by tp_size \(16\); tp_size may be 1, 2, 4, 8$",
+        ),
+        (
+            "qwen3-next-80b-a3b",
+            {"cp_size": 2},
+            "cp_size is 2, but its linear attention keeps one state .* cp_size may be 1$",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.known_models import known_models
-from build_engines.recipes.recipe import TensorRtRecipe, load_recipe
+from build_engines.recipes.recipe import PyTorchRecipe, TensorRtRecipe, load_recipe
 from build_engines.stages.build_estimates import (
     calibration_estimate,
     compile_bytes,
@@ -13,12 +13,26 @@ from build_engines.stages.build_estimates import (
     conversion_bytes,
     num_at_once,
     rank_sizes,
+    workspace_bytes,
 )
 from ensemble_configs.releases.machine import Gpu, Machine
 from trireme.base.durations import duration
 
 GIB = 1 << 30
 LLAMA_70B = read_model_shape(known_models()["llama-3.1-70b"].config)
+
+
+def test_the_workspace_has_states_of_linear_attention_for_a_full_batch() -> None:
+    model = read_model_shape(known_models()["qwen3-next-80b-a3b"].config)
+    few, many = (
+        PyTorchRecipe(
+            name="hybrid", model="Qwen/Qwen3-Next-80B-A3B-Instruct", backend="pytorch", gpu="h200", format="bf16",
+            max_batch_size=batch, max_num_tokens=4096, max_seq_len=8192, tp_size=2,
+        )
+        for batch in (10, 110)
+    )  # fmt: skip
+    logits = 4 * 151_936
+    assert workspace_bytes(many, model) - workspace_bytes(few, model) == 100 * (logits + 39_518_208 // 2)
 
 
 def recipe_named(name: str) -> TensorRtRecipe:

@@ -222,6 +222,19 @@ def test_int4_awq_with_an_fp8_cache_is_refused_on_the_pytorch_backend(tmp_path: 
     assert [each.check for each in fit_findings(plain)] == ["engine.kv_cache_dtype"], "auto is the checkpoint's"
 
 
+def test_block_reuse_of_a_model_with_linear_attention_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint", architectures=["Qwen3NextForCausalLM"])
+    reusing = PyTorchEngineSpec(provider="pytorch", dir=folder)
+    [finding] = fit_findings(reusing)
+    assert (finding.check, finding.wanted, finding.next_step) == ("engine.is_block_reuse", "false", "set it to false")
+    assert finding.found.startswith("True, which Qwen3NextForCausalLM cannot have: TensorRT-LLM keeps a state of each")
+    with pytest.raises(SpecError, match=r"engine\.is_block_reuse"):
+        refuse_unfit_engine(reusing)
+    assert fit_findings(reusing.model_copy(update={"is_block_reuse": False})) == []
+    other = write_checkpoint(tmp_path / "other", architectures=["Qwen3MoeForCausalLM"])
+    assert fit_findings(PyTorchEngineSpec(provider="pytorch", dir=other)) == []
+
+
 def test_beams_of_the_pytorch_backend_share_no_blocks(tmp_path: Path) -> None:
     plain = {"provider": "pytorch", "dir": write_checkpoint(tmp_path / "checkpoint"), "max_seq_len": 1024}
     beams = {"max_beam_width": 4, "sampler": "trtllm", "is_overlap_scheduler": False}

@@ -9,14 +9,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from ensemble_configs.changes.deployment_diff import Kind, compare
-from ensemble_configs.render.embedding_config import (
-    DIMENSIONS,
-    IDS,
-    NUM_TOKENS,
-    TEXTS,
-    VECTORS,
-    load_embedding_model,
-)
+from ensemble_configs.render.embedding_config import load_embedding_model
+from ensemble_configs.render.embedding_tensors import DIMENSIONS, IDS, NUM_TOKENS, TEXTS, VECTORS
 from ensemble_configs.render.helm_values import helm_values
 from ensemble_configs.render.launch_flags import launch_flags
 from ensemble_configs.render.repository import write_repository

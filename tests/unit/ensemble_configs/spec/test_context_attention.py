@@ -2,6 +2,7 @@
 """Our rules of what an engine can do are those by which upstream builds and loads: the whole table is compared."""
 
 import argparse
+import functools
 import itertools
 from typing import Any
 
@@ -19,8 +20,13 @@ SMS = sorted({gpu.sm for gpu in gpus().values()})
 KV_FORMATS = ("auto", "int8", "fp8")
 
 
+@functools.cache
+def build_parser() -> argparse.ArgumentParser:
+    return parser_of(flags_of("trtllm-build"))
+
+
 def build_arguments(*words: str) -> argparse.Namespace:
-    return parser_of(flags_of("trtllm-build")).parse_args(["--max_seq_len", "4096", *words])
+    return build_parser().parse_args(["--max_seq_len", "4096", *words])
 
 
 def checkpoint(quant_algo: str | None, kv_algo: str | None, **changes: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""2,000 deployments, each wrong or changed in one thing: refused with the key named, or rendered as Triton reads it."""
+"""Deployments, each wrong or changed in one thing: refused with the key named, or rendered as Triton reads it."""
 
 import functools
 import re
@@ -22,7 +22,8 @@ from trireme.base.errors import SpecError
 
 pytestmark = pytest.mark.slow
 
-COUNT = 3000  # so many that every field is touched
+SAMPLE, COUNT = 600, 3000  # COUNT: so many that every field is touched
+FIELDS_IN_TURNS = 7  # of so many mutations one at least goes to a field that no other of its kind went to
 # What is always a mistake; the refusal names the very key.
 ALWAYS_REFUSED = {"key mistyped", "key unknown", "key twice", "wrong type", "out of range"}
 MAX_MESSAGE_LEN = 2000
@@ -76,12 +77,13 @@ def test_the_bases_have_a_place_for_every_spec() -> None:
     assert {place.spec for data in BASES.values() for place in places_in(data)} == all_specs()
 
 
-def test_every_mutation_is_refused_with_its_key_named_or_rendered_for_triton(folder: Path) -> None:
+@pytest.mark.parametrize("count", [SAMPLE, pytest.param(COUNT, marks=pytest.mark.soak)])
+def test_every_mutation_is_refused_with_its_key_named_or_rendered_for_triton(folder: Path, count: int) -> None:
     path = folder / "d.yaml"
     refused: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     touched: set[Field] = set()
-    for mutation in mutations(COUNT):
+    for mutation in mutations(count):
         touched.update(mutation.fields)
         path.write_text(mutation.text)
         try:
@@ -95,11 +97,12 @@ def test_every_mutation_is_refused_with_its_key_named_or_rendered_for_triton(fol
         else:
             accepted[mutation.kind] += 1
             assert mutation.kind not in ALWAYS_REFUSED, f"accepted: {mutation}\n{mutation.text}"
-    assert touched >= {(spec, name) for spec in all_specs() for name in spec.model_fields}
+    every = {(spec, name) for spec in all_specs() for name in spec.model_fields}
+    assert touched >= every if count >= COUNT else len(touched & every) >= count // FIELDS_IN_TURNS
     assert refused.keys() == set(KINDS)
     assert accepted.keys() == set(KINDS) - ALWAYS_REFUSED
-    assert min((refused + accepted).values()) >= COUNT // 25
-    assert accepted.total() >= COUNT // 4
+    assert min((refused + accepted).values()) >= count // 25
+    assert accepted.total() >= count // 4
 
 
 def check_refusal(mutation: Mutation, message: str) -> None:

@@ -14,6 +14,7 @@ from build_engines.checkpoint.known_models import known_models
 from build_engines.planner.estimators.aisimulate_process import (
     NOT_INSTALLED,
     AiSimulateProcess,
+    Answer,
     Point,
     Question,
     model_folder,
@@ -52,6 +53,22 @@ def test_it_says_what_its_own_command_line_prints() -> None:
     assert figures["ttft_ms"] == pytest.approx(573, abs=0.5)
     assert figures["tpot_ms"] == pytest.approx(48.6, abs=0.05)
     assert figures["requests_per_s"] * 255 == pytest.approx(1283, abs=0.5)  # it counts the tokens after the first
+    process.close()
+
+
+def test_a_mistral_is_to_it_what_a_llama_of_its_sizes_is() -> None:
+    process = AiSimulateProcess()
+    sizes = {"tp_size": 1, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": 1, "moe_ep_size": 1}
+    point = Point(isl=1000, osl=300, batch_size=64, prompt_tokens_per_step=1000)
+    llama = known_models()["llama-3.1-8b"].config
+    mistral = llama | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    found = []
+    for config in (llama, mistral):
+        with model_folder(config) as folder:
+            question = H100 | sizes | {"points": [msgspec.to_builtins(point)], "model": folder}
+            found.append(process.ask(msgspec.convert(question, Question)))
+    assert isinstance(found[0], Answer)
+    assert found[0] == found[1]
     process.close()
 
 
