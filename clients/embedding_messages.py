@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from tritonclient.grpc import service_pb2
 
-from ensemble_configs.render.embedding_config import DIMENSIONS, IDS, NUM_TOKENS, PADDING, TEXTS, VECTORS
+from ensemble_configs.render.embedding_tensors import DIMENSIONS, IDS, NUM_TOKENS, PADDING, TEXTS, VECTORS
 from trireme.base.errors import RequestError, ServerError
 
 # tritonclient's generated messages have no types.

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from tritonclient.grpc import service_pb2
 
 from ensemble_configs.render.tensors import BOOL, FP32, INT32, INT64, STRING, UINT64, Tensor, inputs_of, outputs_of
 from trireme.base.errors import RequestError, ServerError
@@ -17,6 +16,9 @@ from trireme.base.errors import RequestError, ServerError
 # tritonclient's generated messages: `Any` ends here and in the two functions that are given one.
 InferRequest = Any
 StreamResponse = Any
+
+# Long enough for a full queue and a long prompt; nothing else notices a peer that vanished (TCP would take hours).
+IDLE_TIMEOUT_S = 120.0
 
 # The one model that serves a request on the release that it names.
 PINNING_MODEL = "tensorrt_llm_bls"
@@ -141,6 +143,8 @@ def encode_request(
     """
     if release is not None and not model.endswith(PINNING_MODEL):  # behind a model's prefix, where there are several
         raise RequestError(f"release needs model {PINNING_MODEL!r}, got {model!r}", field="release", value=release)
+    from tritonclient.grpc import service_pb2  # noqa: PLC0415  with numpy, a third of a second that OpenAI's API needs not
+
     message = service_pb2.ModelInferRequest(model_name=model, model_version=model_version, id=request_id)
     # A model may send its final flag in a response of its own; without this it would not reach us.
     message.parameters["triton_enable_empty_final_response"].bool_param = True

@@ -24,6 +24,7 @@ from clients.embedding_messages import EmbeddingRequest, Embeddings, decode_embe
 from clients.error_tokens import parse_error
 from clients.grpc_channel import RenewedChannel
 from clients.infer_messages import (
+    IDLE_TIMEOUT_S,
     GenerateChunk,
     GenerateRequest,
     decode_chunks,
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 __all__ = ["Access", "AsyncTritonClient", "GenerateChunk", "GenerateRequest", "TritonClient"]
-
-# Long enough for a full queue and a long prompt; nothing else notices a peer that vanished (TCP would take hours).
-IDLE_TIMEOUT_S = 120.0
 
 P = ParamSpec("P")
 

@@ -8,7 +8,6 @@ from typing import Protocol
 from clients.access import Access
 from clients.exact_prompts import WORDS, PromptMaker, Tokenizer, least_tokens
 from clients.infer_messages import GenerateRequest
-from clients.streaming import TritonClient
 from trireme.base.errors import SpecError
 
 _PROBE_WORDS = 64
@@ -74,6 +73,8 @@ class ProportionalWriter:
         Raises:
             ServingError: it does not answer, or does not say how many tokens it counted.
         """
+        from clients.streaming import TritonClient  # noqa: PLC0415  gRPC and numpy, which OpenAI's API needs not
+
         words = random.Random(0).choices(WORDS, k=_PROBE_WORDS)
         probe = GenerateRequest(text_input=" ".join(words), max_tokens=1, stream=True, return_num_input_tokens=True)
         with TritonClient(url, access=access) as client:

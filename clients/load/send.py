@@ -4,18 +4,21 @@
 import asyncio
 import contextlib
 import time
+from typing import TYPE_CHECKING, Union
 
 from clients.access import NO_ACCESS, Access
 from clients.infer_messages import GenerateRequest
 from clients.load.load_plan import Session
-from clients.load.openai.openai_client import AsyncOpenAIClient
 from clients.load.openai.openai_stream import is_openai_url
 from clients.load.server_down import ServerDown
 from clients.load_run.load_record import DONE, UNANSWERED, LoadRecord
-from clients.streaming import AsyncTritonClient
 from trireme.base.errors import ServingError, Unavailable
 
-Client = AsyncTritonClient | AsyncOpenAIClient
+if TYPE_CHECKING:
+    from clients.load.openai.openai_client import AsyncOpenAIClient
+    from clients.streaming import AsyncTritonClient
+
+Client = Union["AsyncTritonClient", "AsyncOpenAIClient"]
 
 
 def connect(url: str, access: Access = NO_ACCESS) -> Client:
@@ -25,7 +28,13 @@ def connect(url: str, access: Access = NO_ACCESS) -> Client:
         RequestError: the address is of neither.
         SpecError: a file of `access` cannot be read.
     """
-    return (AsyncOpenAIClient if is_openai_url(url) else AsyncTritonClient)(url, access=access)
+    if is_openai_url(url):  # each takes a third of a second to import, and a process needs one of them
+        from clients.load.openai.openai_client import AsyncOpenAIClient  # noqa: PLC0415
+
+        return AsyncOpenAIClient(url, access=access)
+    from clients.streaming import AsyncTritonClient  # noqa: PLC0415
+
+    return AsyncTritonClient(url, access=access)
 
 
 class Sender:

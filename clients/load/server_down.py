@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The detection of a server that is down, by what becomes of requests, and the pause of users who meet it."""
 
+from trireme.base.errors import Unavailable
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
@@ -32,3 +34,9 @@ def next_pause_s(before_s: float) -> float:
         before_s: the pause before, 0 for none.
     """
     return min(max(2 * before_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+
+
+def not_ready(url: str, model: str) -> Unavailable:
+    """Return the error of a load that nobody would answer."""
+    message = f"no server takes requests for model {model!r} at {url}; is it running and ready?"
+    return Unavailable(message, reason="unreachable")

@@ -24,8 +24,8 @@ import msgspec
 from clients.load.arrival_process import closed_loop, open_loop
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
-from clients.load.openai.openai_client import not_ready
 from clients.load.send import Sender, connect
+from clients.load.server_down import not_ready
 from clients.load.sessions_ahead import SessionsAhead
 from clients.load_run.cpu_sample import CpuSample
 from clients.load_run.load_record import LoadRecord

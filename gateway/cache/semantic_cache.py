@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clients.openai_api.asked import Asked
-from ensemble_configs.render.embedding_config import TEXTS
+from ensemble_configs.render.embedding_tensors import TEXTS
 from ensemble_configs.spec.gateway_spec import SemanticCacheSpec
 from gateway.cache.kept_answer import KeptAnswer
 from gateway.cache.question import Question, question_of

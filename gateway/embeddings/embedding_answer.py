@@ -10,7 +10,7 @@ from clients.openai_api.answer_deltas import Usage
 from clients.openai_api.api_error import ApiError, api_error
 from clients.openai_api.asked import Endpoint
 from clients.openai_api.embeddings_body import AskedEmbeddings
-from ensemble_configs.render.embedding_config import IDS, TEXTS
+from ensemble_configs.render.embedding_tensors import IDS, TEXTS
 from gateway.limits.answer_estimate import CHARS_PER_TOKEN
 from gateway.served_models import ServedModel
 from gateway.servers.failures import NO_SERVER

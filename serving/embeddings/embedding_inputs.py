@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ensemble_configs.render.embedding_config import DIMENSIONS, IDS, PADDING, TEXTS
+from ensemble_configs.render.embedding_tensors import DIMENSIONS, IDS, PADDING, TEXTS
 from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from serving.requests.tensor_sink import Tensors
 from trireme.base.errors import RequestError

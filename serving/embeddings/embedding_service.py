@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ensemble_configs.render.embedding_config import NUM_TOKENS, TEXTS, VECTORS, load_embedding_model
+from ensemble_configs.render.embedding_config import load_embedding_model
+from ensemble_configs.render.embedding_tensors import NUM_TOKENS, TEXTS, VECTORS
 from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from serving.embeddings.embedding_inputs import EmbeddingInputs, read_inputs, refuse_length
 from serving.engines.embedding.embedding_folder import vocab_size_of

@@ -85,20 +85,24 @@ class AccountedEngine(WrappedEngine):
         num_steps, self._num_seen_steps = stats.num_steps - self._num_seen_steps, stats.num_steps
         num_decoding, num_context_tokens = self._num_decoding, self._num_context_tokens  # as the step began
         firsts, ended, num_ended = list[_Sequence](), list[tuple[TokenChunk, _Sequence]](), 0
-        sums = self._sums
+        sums, sequences, num_output_tokens, num_decoded_tokens = self._sums, self._sequences, 0, 0
         for chunk in chunks:
+            num_new = len(chunk.token_ids)
+            num_output_tokens += num_new
             is_last = chunk.finish_reason is not None or chunk.error is not None
             num_ended += is_last
-            sums.num_output_tokens += len(chunk.token_ids)
-            if (sequence := self._sequences.get(chunk.key)) is None:
+            if (sequence := sequences.get(chunk.key)) is None:
                 continue
-            is_first, num_prompt_tokens = self._take(chunk, sequence)
-            sums.num_prompt_tokens += num_prompt_tokens
-            if is_first:
+            if sequence.num_context_tokens and not sequence.tells_perf:  # nearly all: no call for each of them
+                sequence.num_context_tokens += num_new
+                num_decoded_tokens += num_new
+            elif self._take(chunk, sequence):
                 firsts.append(sequence)
             if is_last:
                 self._forget(chunk.key)
                 ended.append((chunk, sequence))
+        sums.num_output_tokens += num_output_tokens
+        self._num_context_tokens += num_decoded_tokens
         num_seqs = stats.num_running + num_ended
         sums.num_steps += num_steps
         sums.steps_s += duration_s
@@ -112,19 +116,19 @@ class AccountedEngine(WrappedEngine):
         for chunk, sequence in ended:
             chunk.work = _work_of(sequence, sums)
 
-    def _take(self, chunk: TokenChunk, sequence: _Sequence) -> tuple[bool, int]:
-        """Return whether these are a request's first tokens, and the number of prompt tokens computed for them."""
+    def _take(self, chunk: TokenChunk, sequence: _Sequence) -> bool:
+        """Count a chunk of any request; return whether its tokens are the request's first ones."""
         if sequence.tells_perf and chunk.perf is None:
             chunk.perf = self._engine.perf_of(chunk.key)
-        is_first, num_prompt_tokens = False, 0
         num_new = len(chunk.token_ids)
-        if num_new and not sequence.num_context_tokens:
-            is_first, num_new = True, num_new + sequence.num_prompt_tokens
-            num_prompt_tokens = sequence.num_prompt_tokens - self._num_reused_tokens(chunk)
+        is_first = bool(num_new) and not sequence.num_context_tokens
+        if is_first:
+            num_new += sequence.num_prompt_tokens
+            self._sums.num_prompt_tokens += sequence.num_prompt_tokens - self._num_reused_tokens(chunk)
             self._num_decoding += 1
         sequence.num_context_tokens += num_new
         self._num_context_tokens += num_new
-        return is_first, num_prompt_tokens
+        return is_first
 
     def _num_reused_tokens(self, chunk: TokenChunk) -> int:
         perf = chunk.perf or self._engine.perf_of(chunk.key)

@@ -11,7 +11,7 @@ import aiohttp
 
 from clients.access import NO_ACCESS, Access, with_port
 from clients.access_errors import refused_connection, tried_handshake
-from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.infer_messages import IDLE_TIMEOUT_S, GenerateChunk, GenerateRequest
 from clients.load.openai.openai_errors import http_error
 from clients.load.openai.openai_stream import (
     OK,
@@ -21,7 +21,7 @@ from clients.load.openai.openai_stream import (
     headers,
     with_api_key,
 )
-from clients.streaming import IDLE_TIMEOUT_S
+from clients.load.server_down import not_ready
 from clients.tls_context import check_access, tls_context
 from trireme.base.errors import (
     AccessDenied,
@@ -218,12 +218,6 @@ async def takes_counts(url: str, model: str, access: Access) -> bool:
         if not await client.is_ready(model=model):
             raise not_ready(url, model)
         return client.counts_each
-
-
-def not_ready(url: str, model: str) -> Unavailable:
-    """Return the error of a load that nobody would answer."""
-    message = f"no server takes requests for model {model!r} at {url}; is it running and ready?"
-    return Unavailable(message, reason="unreachable")
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:

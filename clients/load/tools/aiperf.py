@@ -21,7 +21,6 @@ from clients.access_options import with_access
 from clients.load import load_arguments as options
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
-from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import completion_body, completions_url, is_openai_url, refuse_unknown
 from clients.load.run_origin import run_info
 from clients.load.tools.aiperf_records import records_of
@@ -147,6 +146,8 @@ def _template(load: Load, session: Session) -> str:
     """Return the body of a request for aiperf's template engine."""
     request = session.request(0, "")
     if is_openai_url(load.url):
+        from clients.load.openai.openai_client import takes_counts  # noqa: PLC0415  aiohttp, a quarter of a second
+
         counts_each = asyncio.run(takes_counts(load.url, load.model, load.access))
         body = msgspec.json.decode(completion_body(request, model=load.model, counts_each=counts_each))
     else:

@@ -25,3 +25,4 @@ class LocustFound(msgspec.Struct):
     records: list[LoadRecord]
     cpu: list[list[CpuSample]]
     failure: str = ""  # why nothing more could be asked
+    version: str = ""  # of Locust

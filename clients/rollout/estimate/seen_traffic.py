@@ -17,7 +17,6 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
-from scipy.optimize import minimize
 from scipy.special import ndtr
 
 from clients.access import NO_ACCESS
@@ -145,6 +144,8 @@ def spread_of(buckets: Buckets) -> Spread | None:
     The likeliest normal distribution of logarithms, of which no more is known than the bucket of each: buckets are too
     wide for a mean of their middles.
     """
+    from scipy.optimize import minimize  # noqa: PLC0415  half a second of every `trireme rollout`, for this alone
+
     bounds = np.array(sorted(buckets))
     counts = np.diff([0.0, *np.maximum.accumulate([buckets[bound] for bound in bounds])])
     if not counts.sum():
