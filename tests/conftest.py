@@ -2,10 +2,11 @@
 """Options of pytest, and what becomes of the processes that tests run in."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if program.name != "tritonserver" or not os.access(program, os.X_OK):
         raise pytest.UsageError(f"--tritonserver {program}: name a program called tritonserver that can be run")
     os.environ["PATH"] = os.pathsep.join([str(program.resolve().parent), os.environ.get("PATH", os.defpath)])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what is imported and collected, then or later: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

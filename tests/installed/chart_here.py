@@ -70,8 +70,15 @@ def render_texts(values: Values, *, name: str = "chat", namespace: str = "llm") 
     Raises:
         ChartRefused: Helm refuses the values.
     """
-    made = _ask("render", values=values, name=name, namespace=namespace)
+    made = _rendered(json.dumps(values), name, namespace)
     return {path: text for path, text in made.items() if path.endswith(NOTES) or yaml_documents(text)}
+
+
+@functools.lru_cache(256)
+def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
+    """Return the texts of values in JSON's form; one test asks what another one has asked."""
+    made: dict[str, str] = _ask("render", values=json.loads(values), name=name, namespace=namespace)
+    return made
 
 
 def render(values: Values, *, name: str = "chat", namespace: str = "llm") -> Documents:
@@ -110,6 +117,13 @@ def wrong(documents: Sequence[Mapping[str, Any]], *, version: str) -> dict[str, 
         f"{documents[int(number)]['kind']} {documents[int(number)]['metadata']['name']}": text
         for number, text in found.items()
     }
+
+
+def scan(file: Path) -> list[str]:
+    """Return the numbers of checkov's checks that fail on a file of documents."""
+    found = _ask("scan", file=str(file))
+    assert found["passed"] > 50
+    return list(found["failed"])
 
 
 def of_kind(documents: Documents, kind: str) -> Documents:

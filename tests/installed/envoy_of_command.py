@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +10,10 @@ from typing import Any, Self
 import pytest
 import yaml
 from envoy_here import ENVOY
+from running_envoy import RunningEnvoy
 
 from trireme.base.free_ports import free_ports
 from trireme.commands import run_command
-
-_START_S = 30.0
 
 
 def written(folder: Path, *options: str) -> Path:
@@ -31,7 +29,7 @@ def written(folder: Path, *options: str) -> Path:
     return path
 
 
-class EnvoyOfCommand:
+class EnvoyOfCommand(RunningEnvoy):
     """An Envoy that runs inside a `with`, and knows then which backends are well.
 
     Args:
@@ -54,41 +52,22 @@ class EnvoyOfCommand:
             *["--listen", self.url, "--server-listen", self.server_url, "--admin", f"127.0.0.1:{self.admin_port}"],
             *["--access-log", str(self.access_log)],
         ]
-        self._path = written(folder, *addresses, *options)
-        text = self._path.read_text()
+        path = written(folder, *addresses, *options)
+        text = path.read_text()
         for before, after in (changes or {}).items():
             assert before in text, before
             text = text.replace(before, after)
-        self._path.write_text(text)
+        path.write_text(text)
         self.clusters = [each["name"] for each in yaml.safe_load(text)["static_resources"]["clusters"]]
-        self._log = folder / "envoy.log"
+        super().__init__(path, self._answers)
 
     def __enter__(self) -> Self:
-        command = [str(ENVOY), "-c", str(self._path), "--concurrency", "1", "--disable-hot-restart"]
-        with self._log.open("w") as file:
-            self._process = subprocess.Popen([*command, "--log-level", "warn"], stdout=file, stderr=file)
-        self._until(self._is_ready)
+        super().__enter__()
         if self._is_all_well:
-            self._until(lambda: all(self._is_checked(each) for each in self.clusters))
+            self.wait_until(lambda: all(self._is_checked(each) for each in self.clusters))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        is_alive = self._process.poll() is None
-        self._process.terminate()
-        self._process.wait(20)
-        assert is_alive, self.log()
-
-    def _until(self, is_so: Any) -> None:
-        end_s = time.monotonic() + _START_S
-        while not is_so():
-            assert self._process.poll() is None, self.log()
-            assert time.monotonic() < end_s, self.log()
-            time.sleep(0.05)
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def _is_ready(self) -> bool:
+    def _answers(self) -> bool:
         try:
             return bool(self.ask("ready"))
         except OSError:

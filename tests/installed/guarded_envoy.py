@@ -7,19 +7,16 @@ token (403), `api_key_auth` on a header of its own (401).
 
 import json
 import socket
-import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from certificates import Pair
-from envoy_here import ENVOY
+from running_envoy import RunningEnvoy
 
 TOKEN = "s3cret-token-of-the-tests"
 KEY = "s3cret-key-of-the-tests"
 KEY_HEADER = "x-api-key"
-_START_S = 20.0
 
 
 class Backend(NamedTuple):
@@ -40,42 +37,20 @@ class Listener(NamedTuple):
     wants_key: bool = False
 
 
-class GuardedEnvoy:
+class GuardedEnvoy(RunningEnvoy):
     """An Envoy that runs inside a `with`."""
 
     def __init__(self, folder: Path, listeners: list[Listener], backends: list[Backend]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._config = folder / "envoy.json"
-        self._log = folder / "envoy.log"
-        self._listeners = listeners
         config = {
             "static_resources": {
                 "listeners": [_listener(each, backends) for each in listeners],
                 "clusters": [_cluster(each) for each in backends],
             }
         }
-        self._config.write_text(json.dumps(config))
-
-    def __enter__(self) -> Self:
-        command = [str(ENVOY), "-c", str(self._config), "--concurrency", "1", "--disable-hot-restart"]
-        with self._log.open("w") as file:
-            self._process = subprocess.Popen([*command, "--log-level", "warn"], stdout=file, stderr=file)
-        end_s = time.monotonic() + _START_S
-        for listener in self._listeners:
-            while not _answers(listener.port):
-                assert self._process.poll() is None, self.log()
-                assert time.monotonic() < end_s, self.log()
-                time.sleep(0.05)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        is_alive = self._process.poll() is None
-        self._process.terminate()
-        self._process.wait(20)
-        assert is_alive, self.log()
-
-    def log(self) -> str:
-        return self._log.read_text()
+        path = folder / "envoy.json"
+        path.write_text(json.dumps(config))
+        super().__init__(path, lambda: all(_answers(each.port) for each in listeners))
 
 
 def _answers(port: int) -> bool:

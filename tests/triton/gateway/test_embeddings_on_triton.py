@@ -23,7 +23,7 @@ from small_encoder import MAX_POSITIONS, WIDTH, ids_of, vector_of, write_encoder
 
 from clients.embedding_messages import EmbeddingRequest
 from clients.streaming import AsyncTritonClient
-from ensemble_configs.render.embedding_config import IDS, NUM_TOKENS, TEXTS, VECTORS
+from ensemble_configs.render.embedding_tensors import IDS, NUM_TOKENS, TEXTS, VECTORS
 
 WAIT_S = 60.0
 WORDS = "a long text that is longer than others, as texts are here and there."

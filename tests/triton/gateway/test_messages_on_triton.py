@@ -3,17 +3,19 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import anthropic
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
-from anthropic.types import Message, MessageParam, TextBlock
 from gateway_process import GatewayProcess
 from openai import OpenAI
 from running_server import RunningServer
 from waiting import wait_until
 
-CAPITAL: list[MessageParam] = [{"role": "user", "content": "What is the capital of Italy?"}]
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from anthropic.types import Message, MessageParam
+
+CAPITAL: "list[MessageParam]" = [{"role": "user", "content": "What is the capital of Italy?"}]
 ROME = "The capital of Italy is Rome."
 GREEDY = {"temperature": 0}
 
@@ -25,24 +27,26 @@ def gateway(openvino: RunningServer, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def client(gateway: GatewayProcess) -> Iterator[Anthropic]:
+def client(gateway: GatewayProcess) -> "Iterator[Anthropic]":
+    from anthropic import Anthropic
+
     with Anthropic(base_url=gateway.url.removesuffix("/v1"), api_key="none", max_retries=0) as connected:
         yield connected
 
 
 @pytest.fixture(scope="module")
-def name(client: Anthropic) -> str:
+def name(client: "Anthropic") -> str:
     [model] = client.models.list().data
     return model.id
 
 
-def text_of(answer: Message) -> str:
-    assert all(isinstance(block, TextBlock) for block in answer.content)
-    return "".join(block.text for block in answer.content if isinstance(block, TextBlock)).strip()
+def text_of(answer: "Message") -> str:
+    assert all(block.type == "text" for block in answer.content)
+    return "".join(block.text for block in answer.content if block.type == "text").strip()
 
 
 def test_a_message_is_the_answer_that_openai_s_client_gets(
-    client: Anthropic, gateway: GatewayProcess, name: str
+    client: "Anthropic", gateway: GatewayProcess, name: str
 ) -> None:
     answer = client.messages.create(model=name, max_tokens=50, messages=CAPITAL, extra_body=GREEDY)
     assert text_of(answer) == ROME
@@ -60,7 +64,7 @@ def test_a_message_is_the_answer_that_openai_s_client_gets(
     assert (whole.choices[0].message.content or "").strip() == ROME
 
 
-def test_the_client_s_own_reader_of_streams_gathers_the_answer(client: Anthropic, name: str) -> None:
+def test_the_client_s_own_reader_of_streams_gathers_the_answer(client: "Anthropic", name: str) -> None:
     whole = client.messages.create(model=name, max_tokens=50, messages=CAPITAL, extra_body=GREEDY)
     with client.messages.stream(model=name, max_tokens=50, messages=CAPITAL, extra_body=GREEDY) as stream:
         texts = list(stream.text_stream)
@@ -70,7 +74,7 @@ def test_the_client_s_own_reader_of_streams_gathers_the_answer(client: Anthropic
     assert answer.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_an_answer_stops_where_it_is_told(client: Anthropic, name: str) -> None:
+def test_an_answer_stops_where_it_is_told(client: "Anthropic", name: str) -> None:
     at_word = client.messages.create(
         model=name, max_tokens=50, messages=CAPITAL, stop_sequences=["Italy"], extra_body=GREEDY
     )
@@ -86,7 +90,7 @@ def test_an_answer_stops_where_it_is_told(client: Anthropic, name: str) -> None:
     assert at_limit.usage.output_tokens == 2
 
 
-def test_a_conversation_with_blocks_is_one_with_text(client: Anthropic, name: str) -> None:
+def test_a_conversation_with_blocks_is_one_with_text(client: "Anthropic", name: str) -> None:
     texts: list[MessageParam] = [*CAPITAL, {"role": "assistant", "content": ROME}, *CAPITAL]
     asked: MessageParam = {"role": "user", "content": [{"type": "text", "text": "What is the capital of Italy?"}]}
     said: MessageParam = {"role": "assistant", "content": [{"type": "text", "text": ROME}]}
@@ -98,6 +102,8 @@ def test_a_conversation_with_blocks_is_one_with_text(client: Anthropic, name: st
 
 
 def test_many_streams_at_a_time_have_each_their_own_text(gateway: GatewayProcess, name: str) -> None:
+    from anthropic import AsyncAnthropic
+
     async def ask(client: AsyncAnthropic, country: str) -> str:
         async with client.messages.stream(
             model=name,
@@ -118,7 +124,9 @@ def test_many_streams_at_a_time_have_each_their_own_text(gateway: GatewayProcess
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
-def test_errors_have_the_client_s_own_types(client: Anthropic, name: str, *, is_streaming: bool) -> None:
+def test_errors_have_the_client_s_own_types(client: "Anthropic", name: str, *, is_streaming: bool) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as unknown:
         client.messages.create(model="claude", max_tokens=5, messages=CAPITAL, stream=is_streaming)
     assert unknown.value.type == "not_found_error"
@@ -140,6 +148,8 @@ def test_errors_have_the_client_s_own_types(client: Anthropic, name: str, *, is_
 def test_a_caller_who_leaves_frees_the_kv_cache(
     simulated: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    from anthropic import Anthropic
+
     with GatewayProcess(simulated, tmp_path_factory.mktemp("gateway")) as gateway:
         base = gateway.url.removesuffix("/v1")
         with Anthropic(base_url=base, api_key="none", max_retries=0) as client:

@@ -44,7 +44,7 @@ AT_A_TIME, NUM_PROMPTS, MAX_TOKENS = 8, 24, 96
 STREAMS = 200
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3000)]
 COUNTS = [
-    (8, "simulated"), (8, "openvino"),
+    (8, "openvino"),
     *(pytest.param(STREAMS, engine, marks=SOAK, id=f"full-{engine}") for engine in ENGINES),
 ]  # fmt: skip
 WHO, NAMES = ("girl", "boy", "dog", "cat", "bird", "bear"), ("Lily", "Tom", "Max", "Mia")

@@ -51,7 +51,7 @@ def test_a_split_of_90_to_10_over_twenty_thousand_requests(canary: Site) -> None
             release: answers(url, "ensemble", max_tokens=SHORT) for release, url in ((1, stable), (2, candidate))
         }
         begun_s = time.monotonic()
-        with Streams(canary.envoy.url, by_release, num_streams=32, max_tokens=SHORT) as load:
+        with Streams(canary.envoy.url, by_release, num_streams=32, max_tokens=SHORT, pause_s=0.0) as load:
             while load.num_answers.total() < NUM_REQUESTS and not load.wrong:
                 time.sleep(0.1)
         seconds = time.monotonic() - begun_s
@@ -118,7 +118,7 @@ def test_a_server_that_is_killed(three: Site) -> None:
     seconds = []
     with three.run(chat=3):
         by_release = {1: answers(three.url_of(three.replicas["chat"][0]), "ensemble", max_tokens=NUM_TOKENS)}
-        with Streams(three.envoy.url, by_release, num_streams=NUM_STREAMS, max_tokens=NUM_TOKENS) as load:
+        with Streams(three.envoy.url, by_release, num_streams=NUM_STREAMS, max_tokens=NUM_TOKENS, pause_s=0.0) as load:
             for number in range(NUM_KILLS):
                 load.wait_for(1, 2 * NUM_STREAMS)
                 killed = three.replicas["chat"][number]
@@ -145,7 +145,7 @@ def test_three_servers_are_replaced_twice(three: Site) -> None:
     begun_s = time.monotonic()
     with three.run(chat=3):
         by_release = {1: answers(three.url_of(three.replicas["chat"][0]), "ensemble", max_tokens=NUM_TOKENS)}
-        with Streams(three.envoy.url, by_release, num_streams=NUM_STREAMS, max_tokens=NUM_TOKENS) as load:
+        with Streams(three.envoy.url, by_release, num_streams=NUM_STREAMS, max_tokens=NUM_TOKENS, pause_s=0.0) as load:
             for number in range(6):
                 three.grow("chat")
                 load.wait_for(1, NUM_STREAMS)

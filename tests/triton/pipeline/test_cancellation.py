@@ -124,19 +124,12 @@ def test_a_client_that_leaves_the_ensemble_stops_its_generation(slow: RunningSer
     wait_idle(slow, 5)
 
 
-@pytest.mark.parametrize(
-    ("engine", "is_streaming"),
-    [
-        pytest.param(SLOW, False, id="not streaming"),
-        pytest.param(
-            SLOW | {"prefill_us_per_token": 50_000.0, "max_num_batched_tokens": 4}, True, id="in a long prefill"
-        ),
-    ],
-)
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["not streaming", "in a long prefill"])
 def test_a_client_that_leaves_before_it_got_anything_stops_its_generation(
-    start_server: StartServer, engine: dict[str, object], is_streaming: bool
+    slow: RunningServer, start_server: StartServer, *, is_streaming: bool
 ) -> None:
-    server = start_server(engine=engine)
+    long_prefill = SLOW | {"prefill_us_per_token": 50_000.0, "max_num_batched_tokens": 4}
+    server = start_server(engine=long_prefill) if is_streaming else slow
 
     async def leave_early() -> None:
         request = GenerateRequest(text_input="word " * 600, max_tokens=1000, stream=is_streaming)
@@ -150,9 +143,17 @@ def test_a_client_that_leaves_before_it_got_anything_stops_its_generation(
     wait_idle(server, 5)
 
 
+@pytest.fixture(scope="module")
+def one_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    text = deployment_text("narrow", engine=SLOW | {"max_num_seqs": 1}, endpoints=DIRECT)
+    with RunningServer(text, tmp_path_factory.mktemp("narrow")) as server:
+        yield server
+
+
 @pytest.mark.parametrize("model", DIRECT)
-def test_a_waiting_request_whose_client_leaves_waits_no_longer(start_server: StartServer, model: str) -> None:
-    server = start_server(engine=SLOW | {"max_num_seqs": 1}, endpoints=[model])
+def test_a_waiting_request_whose_client_leaves_waits_no_longer(one_at_a_time: RunningServer, model: str) -> None:
+    server = one_at_a_time
+    wait_until(lambda: server.num_streams() == 0, 5)
     asked = {"text_input": "hello", "max_tokens": 300, "stream": True}
     running = stream(server.url, model, asked)
     next(running)

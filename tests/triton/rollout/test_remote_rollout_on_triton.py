@@ -55,12 +55,12 @@ def test_each_outcome_counts_once_though_the_rollout_is_killed(
     assert f"this server is steered by a rollout of release 2 (process {running.pid} on " in said
     with Streams(site.server.url, {seed: texts[seed] for seed in (1, 2)}, num_streams=16) as load:
         for _ in range(2):
-            load.wait_for(2, 150)
+            load.wait_for(2, 80)
             running.send_signal(signal.SIGKILL)
             running.communicate()
             load.wait_for(1, 50)
             running = controller.rollout("run", "--port", str(controller.port))
-        load.wait_for(2, 150)
+        load.wait_for(2, 80)
     assert (load.wrong, load.refused) == ([], [])
     num_candidate, num_baseline = controller.wait_for_counted(load.num_answers[2])
     assert num_candidate == load.num_answers[2]
@@ -73,6 +73,7 @@ def test_each_outcome_counts_once_though_the_rollout_is_killed(
     assert site.served()["canary"] is None
 
 
+@pytest.mark.soak
 def test_a_good_candidate_is_promoted(
     remote: tuple[Site, str, Path], controller_of: Callable[..., Controller], texts: Texts
 ) -> None:

@@ -40,7 +40,7 @@ def result() -> Iterator[None]:
 
 
 def streams(site: Site, by_release: Texts) -> RoutedLoad:
-    return RoutedLoad(site.server.url, site.split_url, by_release, max_tokens=HARD_TOKENS)
+    return RoutedLoad(site.server.url, site.split_url, by_release, max_tokens=HARD_TOKENS, pause_s=0.0)
 
 
 def run_out(running: subprocess.Popen[str], load: RoutedLoad, *, code: int = 0) -> str:

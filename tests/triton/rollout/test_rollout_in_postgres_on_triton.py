@@ -40,6 +40,7 @@ def lose(postgres: "PostgresServer") -> None:
     postgres.start()
 
 
+@pytest.mark.soak
 def test_another_machine_goes_on_and_the_database_may_die(
     machines: tuple[Site, Controller, Controller], postgres: "PostgresServer", texts: Texts
 ) -> None:
@@ -48,16 +49,16 @@ def test_another_machine_goes_on_and_the_database_may_die(
     running = one.start("--steps", "20,50,100", "--step-requests", "100000")
     one.wait_for("running", running)
     with Streams(site.server.url, by_release, num_streams=16) as load:
-        load.wait_for(2, 100)
+        load.wait_for(2, 60)
         lose(postgres)
-        load.wait_for(2, 100)
+        load.wait_for(2, 60)
         assert running.poll() is None, running.communicate()[0]
         refused = " ".join(other.end_of(_run(other), code=2).split())
         assert f"another process ({running.pid} on " in refused, refused
         running.send_signal(signal.SIGKILL)
         running.communicate()
         running = _run(other)
-        load.wait_for(2, 100)
+        load.wait_for(2, 60)
     assert (load.wrong, load.refused) == ([], [])
     assert other.wait_for_counted(load.num_answers[2])[0] == load.num_answers[2]
     one.done("abort", "--why", "it was only to count")

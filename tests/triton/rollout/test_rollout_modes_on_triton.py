@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rollout_site import DEMO_MODEL, Site, Texts, serving
 from running_server import RunningServer
-from streams_under_change import RoutedLoad, answers
+from streams_under_change import PAUSE_S, RoutedLoad, answers
 
 
 def stable_serves_alone(site: Site, pid: int) -> None:
@@ -29,7 +29,7 @@ def test_a_shadow_compares_and_nobody_gets_its_answers(
 ) -> None:
     by_release = {1: texts[1]}
     pid = shared_site.served()["engine_pids"]["1"]
-    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
+    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16, pause_s=PAUSE_S) as load:
         options = ("--mode", "shadow", "--max-copies", "8")
         running = shared_site.start(shared_site.candidate(seed=seed), steps="100", options=options)
         text = shared_site.end_of(running)
@@ -53,7 +53,7 @@ def test_a_bad_release_in_the_shadow_costs_no_user_anything(
 ) -> None:
     by_release = {1: texts[1]}
     pid = shared_site.served()["engine_pids"]["1"]
-    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
+    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16, pause_s=PAUSE_S) as load:
         options = ("--mode", "shadow", "--max-copies", "16")
         running = shared_site.start(shared_site.candidate(**engine), steps="100", options=options)
         text = shared_site.end_of(running)
@@ -65,7 +65,7 @@ def test_a_bad_release_in_the_shadow_costs_no_user_anything(
 
 def test_three_arms_until_a_person_takes_one(site: Site, texts: Texts) -> None:
     by_release = texts
-    with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=16) as load:
+    with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=16, pause_s=PAUSE_S) as load:
         candidates = [site.candidate(seed=seed) for seed in (2, 3)]
         # The keys are known to these clients alone.
         options = ("--mode", "ab", "--shares", "50,25,25", "--max-requests", "60", "--split", "clients")
@@ -93,7 +93,7 @@ def test_three_arms_until_a_person_takes_one(site: Site, texts: Texts) -> None:
 def test_an_arm_that_dies_ends_the_test_and_no_other_release(shared_site: Site, texts: Texts) -> None:
     by_release = {1: texts[1]}
     pid = shared_site.served()["engine_pids"]["1"]
-    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
+    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16, pause_s=PAUSE_S) as load:
         candidates = [shared_site.candidate(), shared_site.candidate(fault={"kind": "crash", "after_requests": 120})]
         running = shared_site.start(*candidates, steps="", options=("--mode", "ab"))
         text = shared_site.end_of(running)
@@ -116,7 +116,7 @@ def test_two_servers_where_one_has_no_room_for_both(site: Site, second: RunningS
     by_release = {seed: texts[seed] for seed in (1, 2)}
     pid = site.served()["engine_pids"]["1"]
     folder = second.folder / "build" / "live"
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with RoutedLoad(site.server.url, site.split_url, by_release, pause_s=PAUSE_S) as load:
         running = site.start(site.candidate(seed=2), options=("--second-server", str(folder), "--apart"))
         while running.poll() is None:
             pids = site.served()["engine_pids"]
@@ -137,7 +137,7 @@ def test_two_servers_and_a_release_that_does_not_load_on_either(
     by_release = {1: texts[1]}
     pid = site.served()["engine_pids"]["1"]
     folder = second.folder / "build" / "live"
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with RoutedLoad(site.server.url, site.split_url, by_release, pause_s=PAUSE_S) as load:
         running = site.start(
             site.candidate(fault={"kind": "crash"}), options=("--second-server", str(folder), "--apart")
         )

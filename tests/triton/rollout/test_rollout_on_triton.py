@@ -15,7 +15,7 @@ import psutil
 import pytest
 from rollout_site import DEMO_MODEL, GATE, HARD_TOKENS, PATIENCE_S, ROLLED_OUT, WIDE_OPEN, Site, Texts, said_by_engine
 from running_server import RunningServer, deployment_text
-from streams_under_change import RoutedLoad, answers
+from streams_under_change import PAUSE_S, RoutedLoad, answers
 
 from benchmarks.support.report import environment, write_result
 
@@ -23,7 +23,7 @@ from benchmarks.support.report import environment, write_result
 def test_a_canary_up_to_100_percent_under_32_streams(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     stable_pid = site.served()["engine_pids"]["1"]
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with RoutedLoad(site.server.url, site.split_url, by_release, pause_s=PAUSE_S) as load:
         running = site.start(site.candidate(seed=2))
         while running.poll() is None and "1" in (pids := site.served()["engine_pids"]):
             assert pids["1"] == stable_pid
@@ -63,7 +63,7 @@ def test_a_bad_release_is_rolled_back_with_a_reason(
     by_release = {1: texts[1]}
     by_release[2] = by_release[1]  # the same seed
     stable_pid = shared_site.served()["engine_pids"]["1"]
-    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
+    with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16, pause_s=PAUSE_S) as load:
         running = shared_site.start(shared_site.candidate(**engine))
         text = shared_site.end_of(running)
         assert running.returncode == 1, text
@@ -139,7 +139,7 @@ def kill_the_rollout(site: Site, most: int, seed: int, *, engine_seed: int = 2) 
 
 def test_killed_at_any_moment_a_rollout_goes_on(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with RoutedLoad(site.server.url, site.split_url, by_release, pause_s=PAUSE_S) as load:
         kills = kill_the_rollout(site, most=2, seed=1)
         time.sleep(1)
     assert kills == 2
@@ -189,7 +189,7 @@ def test_thirty_kills_of_the_rollout_and_ten_of_triton(hard_site: Site, hard_tex
     ):
         kills, ends = 0, Counter[str]()
         urls = hard_site.server.url, hard_site.split_url
-        with RoutedLoad(*urls, by_seed, num_streams=num_streams, max_tokens=HARD_TOKENS) as load:
+        with RoutedLoad(*urls, by_seed, num_streams=num_streams, max_tokens=HARD_TOKENS, pause_s=0.0) as load:
             while kills < least:
                 number = ends.total()
                 candidate = 2 - number % 2

@@ -141,7 +141,8 @@ class Gateway(Between):
         return "trireme/rollout" not in self.cluster.get(*self._KEY)["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("kind", [Between, pytest.param(Gateway, marks=pytest.mark.soak)], ids=["envoy", "gateway"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [Between, Gateway], ids=["envoy", "gateway"])
 def test_a_promoted_release_takes_all_requests_at_a_router_over_the_death_of_the_rollouts_process(
     site: Site, second: RunningServer, texts: Texts, kind: type[Between], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 
 import psutil
 import pytest
@@ -28,13 +29,13 @@ def request(max_tokens: int) -> GenerateRequest:
 
 
 async def interrupt_while_streaming(
-    server: RunningServer, max_tokens: int, count: int, number: int, *, model: str = "ensemble"
+    server: RunningServer, max_tokens: int, number: int, *, models: Sequence[str] = ("ensemble",)
 ) -> list[int | BaseException]:
-    """Send a signal once each of `count` streams has its first token; return the tokens of each, or how it failed."""
+    """Send a signal once a stream of each model named has its first token; return their tokens, or how they failed."""
     async with AsyncTritonClient(server.url) as client:
-        have_first = asyncio.Barrier(count + 1)
+        have_first = asyncio.Barrier(len(models) + 1)
 
-        async def read() -> int:
+        async def read(model: str) -> int:
             num_tokens, is_first = 0, True
             async for chunk in client.generate(request(max_tokens), model=model):
                 num_tokens += chunk.num_output_tokens or 0
@@ -43,7 +44,7 @@ async def interrupt_while_streaming(
                     await have_first.wait()
             return num_tokens
 
-        readers = [asyncio.create_task(read()) for _ in range(count)]
+        readers = [asyncio.create_task(read(model)) for model in models]
         await have_first.wait()
         server.interrupt(number)
         return await asyncio.gather(*readers, return_exceptions=True)
@@ -58,16 +59,24 @@ def assert_nothing_left(processes: list[psutil.Process], server: RunningServer) 
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.soak)],
+    ("number", "endpoints"),
+    [
+        pytest.param(signal.SIGTERM, ENDPOINTS, id="SIGTERM"),
+        *(
+            pytest.param(number, [endpoint], id=f"{name}-{endpoint}", marks=pytest.mark.soak)
+            for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C"))
+            for endpoint in ENDPOINTS
+        ),
+    ],
 )
 def test_16_running_ensemble_streams_are_finished_before_the_server_stops(
-    start_server: StartServer, number: int, model: str
+    start_server: StartServer, number: int, endpoints: Sequence[str]
 ) -> None:
-    server = start_server(engine=SLOW, endpoints=[model])
+    server = start_server(engine=SLOW, endpoints=endpoints)
     processes = server.descendants()
     assert len(processes) >= 6  # two frontends, Triton, two stubs or more, the engine
-    assert asyncio.run(interrupt_while_streaming(server, 120, 16, number, model=model)) == [120] * 16
+    models = list(islice(cycle(endpoints), 16))
+    assert asyncio.run(interrupt_while_streaming(server, 120, number, models=models)) == [120] * 16
     assert server.stop() == 0
     assert_nothing_left(processes, server)
 
@@ -77,7 +86,7 @@ def test_a_stream_longer_than_the_timeout_is_ended_with_an_error_and_the_server_
 ) -> None:
     server = start_server(engine=SLOW, options=("--exit-timeout-s", "1"))
     processes = server.descendants()
-    [outcome] = asyncio.run(interrupt_while_streaming(server, 2000, 1, signal.SIGTERM))
+    [outcome] = asyncio.run(interrupt_while_streaming(server, 2000, signal.SIGTERM))
     assert isinstance(outcome, Unavailable)
     assert outcome.facts["reason"] == "shutdown"
     assert server.stop() == 0

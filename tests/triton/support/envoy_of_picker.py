@@ -2,19 +2,18 @@
 """The real Envoy with the filter and the clusters that the inference extension has for an endpoint picker."""
 
 import json
-import subprocess
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
-from envoy_here import ENVOY
+from running_envoy import RunningEnvoy
 
 from clients.envoy_parts import EXTENSIONS, Address, socket_address
 from trireme.base.free_ports import free_ports
 
-_START_S = 30.0
+_LOG_S = 30.0  # until what has been answered is written down
 _HEADER = "x-gateway-destination-endpoint"
 _HTTP2 = {
     "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
@@ -63,7 +62,7 @@ def _by_override_host(endpoints: list[str]) -> dict[str, Any]:
     }
 
 
-class EnvoyOfPicker:
+class EnvoyOfPicker(RunningEnvoy):
     """An Envoy that runs inside a `with`.
 
     Args:
@@ -75,7 +74,7 @@ class EnvoyOfPicker:
     def __init__(self, folder: Path, picker_port: int, *, body_mode: str, endpoints: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self._admin_port = free_ports(2)
-        self._access_log, self._log, self._path = folder / "access.log", folder / "envoy.log", folder / "envoy.yaml"
+        self._access_log, path = folder / "access.log", folder / "envoy.yaml"
         pool = _by_override_host(endpoints) if endpoints else _by_original_destination()
         is_streamed = body_mode == "FULL_DUPLEX_STREAMED"
         picking = {
@@ -152,31 +151,12 @@ class EnvoyOfPicker:
             "admin": {"address": socket_address(Address("127.0.0.1", self._admin_port))},
             "static_resources": {"listeners": [listener], "clusters": [pool, picker]},
         }
-        self._path.write_text(yaml.safe_dump(bootstrap))
-
-    def __enter__(self) -> Self:
-        command = [str(ENVOY), "-c", str(self._path), "--concurrency", "1", "--disable-hot-restart"]
-        with self._log.open("w") as file:
-            self._process = subprocess.Popen([*command, "--log-level", "warn"], stdout=file, stderr=file)
-        end_s = time.monotonic() + _START_S
-        while not self._is_ready():
-            assert self._process.poll() is None, self.log()
-            assert time.monotonic() < end_s, self.log()
-            time.sleep(0.05)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        is_alive = self._process.poll() is None
-        self._process.terminate()
-        self._process.wait(20)
-        assert is_alive, self.log()
-
-    def log(self) -> str:
-        return self._log.read_text()
+        path.write_text(yaml.safe_dump(bootstrap))
+        super().__init__(path, self._answers)
 
     def hosts(self, number: int) -> list[str]:
         """Return where so many requests went, in the order of their ends, once Envoy has written that down."""
-        end_s = time.monotonic() + _START_S
+        end_s = time.monotonic() + _LOG_S
         while len(found := self._hosts()) < number:
             assert time.monotonic() < end_s, found
             time.sleep(0.1)
@@ -188,7 +168,7 @@ class EnvoyOfPicker:
         ).close()
         return [json.loads(line)["host"] for line in self._access_log.read_text().splitlines()]
 
-    def _is_ready(self) -> bool:
+    def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._admin_port}/ready", timeout=5) as answer:
                 return bool(answer.status == 200)

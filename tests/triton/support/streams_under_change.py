@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest,
 from trireme.base.errors import ServingError
 
 MAX_TOKENS = 10
+PAUSE_S = 0.5  # of callers of a rollout that takes a while
 PROMPTS = tuple(f"Tell me about the number {number}" for number in range(8))
 
 
@@ -57,8 +59,14 @@ class Streams:
         *,
         num_streams: int = 32,
         max_tokens: int = MAX_TOKENS,
-        pause_s: float = 0.0,
+        pause_s: float = 0.2,
     ) -> None:
+        """Make streams, which begin when entered.
+
+        Args:
+            pause_s: mean of a caller between two answers; 0: none, and many streams take all CPU time that is left, of
+                which the change under them needs some, too.
+        """
         self.by_release = by_release
         self.max_tokens = max_tokens
         self.share = 0.0
@@ -105,12 +113,12 @@ class Streams:
                     self.mixed.append(f"{prompt!r} -> {text!r}")
                 await asyncio.sleep(0.1)
                 continue
-            await asyncio.sleep(rng.expovariate(1 / self._pause_s) if self._pause_s else 0)
             of = [release for release, said in self.by_release.items() if said[prompt] == text]
             self.num_answers.update(of)
             if not of:
                 self.wrong.append(f"{prompt!r} -> {text!r}")
                 self.mixed.append(self.wrong[-1])
+            await asyncio.sleep(rng.expovariate(1 / self._pause_s) if self._pause_s else 0)
 
     def wait_for(self, release: int, count: int, timeout_s: float = 30.0) -> None:
         """Wait until so many more answers of a release have come."""
@@ -126,7 +134,7 @@ class Streams:
 
 
 class RoutedLoad(Streams):
-    """Streams of clients that go where a rollout says; half of the requests have one of 32 keys."""
+    """Streams of clients that go where a rollout says; every other request has one of 32 keys, in turn."""
 
     def __init__(
         self,
@@ -140,10 +148,12 @@ class RoutedLoad(Streams):
         super().__init__(url, by_release, **how_many)
         self._split_url = split_url
         self._access = access
+        # In turn and not drawn, so that a short load has asked with each.
+        self._keys = itertools.cycle(key for number in range(32) for key in (None, f"user {number}"))
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Ask]:
         async with RoutedClient(self._url, self._split_url, access=self._access) as client:
-            yield lambda prompt, rng: client.generate(
-                request(prompt, max_tokens=self.max_tokens), key=rng.choice([None, f"user {rng.randrange(32)}"])
+            yield lambda prompt, _rng: client.generate(
+                request(prompt, max_tokens=self.max_tokens), key=next(self._keys)
             )

@@ -189,7 +189,7 @@ def test_a_drain_before_it_ends_every_stream_though_an_idle_one_is_cut(tmp_path:
             idle.start_stream(lambda result, error: ended.put(error or result))
             idle.async_stream_infer("ensemble", infer_inputs(arrays({"text_input": "x", "max_tokens": 1})))
             assert not isinstance(ended.get(timeout=30), Exception)
-            told = asyncio.run(interrupt_while_streaming(server, 60, 8, signal.SIGTERM, model="ensemble_graph"))
+            told = asyncio.run(interrupt_while_streaming(server, 60, signal.SIGTERM, models=["ensemble_graph"] * 8))
             assert told == [60] * 8
             began_s = time.monotonic()
             assert server.stop() == 0

@@ -42,9 +42,11 @@ def test_the_committed_figures_follow_from_the_committed_segments() -> None:
         assert sum(len(one.ttft_ms) for one in segments) > 100
 
 
-def test_a_job_that_leaves_a_quarter_of_the_engine_moves_p99_ttft_by_less_than_5_percent_and_fills_over_half() -> None:
+@pytest.mark.parametrize("seconds", [120.0, pytest.param(300.0, marks=pytest.mark.soak)])
+def test_a_job_that_leaves_a_quarter_of_the_engine_moves_p99_ttft_by_less_than_5_percent_and_fills_over_half(
+    seconds: float,
+) -> None:
     """In virtual time, so it is the same on every machine; half of the capacity is interactive."""
-    seconds = 300.0
     capacity = Run(ENGINE, 1.0, 1).measure(per_s=0.0, num_batch=128, seconds=seconds).batch_tokens_per_s
     per_s = 0.5 * capacity / MEAN_TOKENS
     alone = Run(ENGINE, 1.0, 1).measure(per_s=per_s, num_batch=0, seconds=seconds)

@@ -4,6 +4,7 @@
 import gzip
 import itertools
 import json
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from benchmarks.rollout_gate.gate_trials import (
     LOOK_EVERY,
     NOTHING,
     REGRESSIONS,
+    SEED,
     SPEC,
     Judged,
     Scenario,
@@ -37,39 +39,45 @@ pytestmark = pytest.mark.slow
 
 STEADY = load_models()["steady"]
 HIDDEN = "1 % errors more, the baseline has 0.1 %"  # takes more than 2,000 requests: told in docs/rollout_gate.md
+WHOLE, FEW = 100, 40  # rollouts: those that the study draws at once, which are its first ones, and a sample
+
+judged = cache(run)  # some are looked at by more than one test
 
 
-@pytest.mark.parametrize("model", ["steady", "own_bursts"])
-def test_false_rollbacks_are_rare(model: str) -> None:
-    tally = run(Scenario("A/A", model, NOTHING, 400, 200, is_compared=False)).tally
-    failed = sum(look >= 0 for look in tally.failed_at)
-    assert failed <= binom.ppf(0.999, 400, SPEC.alpha)
+def equal(model: str, rollouts: int) -> Scenario:
+    return Scenario("A/A", model, NOTHING, rollouts, 200)
+
+
+def slower(name: str, rollouts: int = FEW) -> Scenario:
+    return Scenario(name, "steady", REGRESSIONS[name], rollouts, 100, is_compared=False)
+
+
+@pytest.mark.parametrize(("model", "rollouts"), [("steady", WHOLE), ("own_bursts", FEW)])
+def test_false_rollbacks_are_rare(model: str, rollouts: int) -> None:
+    failed = sum(look >= 0 for look in judged(equal(model, rollouts)).tally.failed_at)
+    assert failed <= binom.ppf(0.999, rollouts, SPEC.alpha)
 
 
 def test_a_regression_that_hides_in_each_arm_s_own_queue_ends_in_hold() -> None:
-    scenario = Scenario(LONGER_TTFT, "own_bursts", REGRESSIONS[LONGER_TTFT], 100, 200, is_compared=False)
+    scenario = Scenario(LONGER_TTFT, "own_bursts", REGRESSIONS[LONGER_TTFT], FEW, 200, is_compared=False)
     found = figures_of(scenario, run(scenario))
-    assert found["rolled_back"]["count"] + found["passed"]["count"] <= 20
+    assert found["rolled_back"]["count"] + found["passed"]["count"] <= 0.2 * FEW
 
 
 @pytest.mark.parametrize("name", [name for name in REGRESSIONS if name != HIDDEN])
 def test_each_regression_is_found_within_two_thousand_requests(name: str) -> None:
-    found = figures_of(
-        scenario := Scenario(name, "steady", REGRESSIONS[name], 100, 100, is_compared=False), run(scenario)
-    )
-    assert found["rolled_back"]["count"] >= binom.ppf(0.001, 100, 0.95)
+    found = figures_of(scenario := slower(name, WHOLE if name == LONGER_TTFT else FEW), judged(scenario))
+    assert found["rolled_back"]["count"] >= binom.ppf(0.001, scenario.rollouts, 0.95)
     assert found["to_rollback"]["p95_requests"] <= 2000
 
 
 def test_errors_on_top_of_others_are_found_in_most_rollouts() -> None:
-    found = figures_of(
-        scenario := Scenario(HIDDEN, "steady", REGRESSIONS[HIDDEN], 100, 100, is_compared=False), run(scenario)
-    )
+    found = figures_of(scenario := slower(HIDDEN), run(scenario))
     assert found["rolled_back"]["share"] > 0.5
 
 
 def test_a_percentile_that_is_peeked_at_fires_in_most_rollouts_of_a_version_against_itself() -> None:
-    found = figures_of(scenario := Scenario("A/A", "steady", NOTHING, 100, 200), run(scenario))
+    found = figures_of(scenario := equal("steady", WHOLE), judged(scenario))
     assert found["others"]["TTFT p99 over 1.1 times the baseline's"]["rolled_back"]["share"] > 0.5
     assert found["rolled_back"]["share"] <= 0.02
 
@@ -149,40 +157,37 @@ def test_the_mann_whitney_interval_excludes_zero_where_the_test_is_significant()
 
 def test_the_same_seed_gives_the_same_rollouts() -> None:
     scenario = Scenario("A/A", "recorded_half_load", NOTHING, 20, 50, is_compared=False)
-    assert run(scenario) == run(scenario)
-    assert run(scenario).tally.passed_at != run(scenario, seed=7).tally.passed_at
+    assert (drawn := run(scenario)) == run(scenario)
+    assert drawn.tally.passed_at != run(scenario, seed=7).tally.passed_at
 
 
 def test_the_committed_rollouts_of_the_study_are_drawn_again() -> None:
     records = max(report.RESULTS.glob("gate_trials_*.jsonl.gz"))
     with gzip.open(records) as file:
-        seed = json.loads(file.readline())["seed"]
-        first = msgspec.json.decode(file.readline())
-        lines = [json.loads(line) for line in itertools.islice(file, 100)]
-    scenario = Scenario(
-        first["name"], first["model"], Regression(**first["regression"]), 100, first["looks"], is_compared=False
-    )
-    tally = run(scenario, seed=seed).tally
+        assert json.loads(file.readline())["seed"] == SEED
+        first = json.loads(file.readline())
+        lines = [json.loads(line) for line in itertools.islice(file, WHOLE)]
+    scenario = equal("steady", WHOLE)
+    assert msgspec.convert(first | {"rollouts": WHOLE}, Scenario) == scenario
+    tally = judged(scenario).tally
     assert [list(one) for one in zip(tally.failed_at, tally.passed_at, strict=True)] == lines
 
 
 def test_the_committed_requests_make_the_gate_decide_as_in_the_study() -> None:
-    requests = max(report.RESULTS.glob("gate_requests_*.jsonl.gz"))
-    with gzip.open(requests) as file:
-        lines = [json.loads(line) for line in file]
-    heads = [number for number, line in enumerate(lines) if "scenario" in line] + [len(lines)]
-    names = {lines[head]["scenario"] for head in heads[:-1]}
-    assert names == {"A/A", *REGRESSIONS}
-    at = next(number for number, head in enumerate(heads[:-1]) if lines[head]["scenario"] == "TTFT 10 % longer")
-    outcomes = msgspec.convert(lines[heads[at] + 1 : heads[at + 1]], list[Outcome])
+    with gzip.open(max(report.RESULTS.glob("gate_requests_*.jsonl.gz"))) as file:
+        lines = file.readlines()
+    heads = [number for number, line in enumerate(lines) if line.startswith(b'{"scenario":')] + [len(lines)]
+    names = [json.loads(lines[head])["scenario"] for head in heads[:-1]]
+    assert set(names) == {"A/A", *REGRESSIONS}
+    at = names.index(LONGER_TTFT)
+    outcomes = msgspec.json.decode(b"[" + b",".join(lines[heads[at] + 1 : heads[at + 1]]) + b"]", type=list[Outcome])
     gate, evidence, portion = Gate(SPEC), None, 2 * (PER_LOOK + 1)
-    verdicts: list[str] = []
-    for begin in range(0, len(outcomes), portion):
-        evidence = gate.merge(evidence, outcomes[begin : begin + portion], at_s=LOOK_S * begin / portion)
-        is_asked = (len(verdicts) + 1) % LOOK_EVERY == 0  # as in the study
-        verdicts.append(gate.judge(evidence).verdict if is_asked else "")
-    scenario = Scenario("TTFT 10 % longer", "steady", REGRESSIONS["TTFT 10 % longer"], 100, 100, is_compared=False)
-    assert verdicts.index("fail") == run(scenario).tally.failed_at[0]
+    for look, begin in enumerate(range(0, len(outcomes), portion)):
+        evidence = gate.merge(evidence, outcomes[begin : begin + portion], at_s=LOOK_S * look)
+        is_asked = (look + 1) % LOOK_EVERY == 0  # as in the study
+        if is_asked and gate.judge(evidence).verdict == "fail":
+            break
+    assert look == judged(slower(LONGER_TTFT, WHOLE)).tally.failed_at[0]
 
 
 @pytest.mark.soak

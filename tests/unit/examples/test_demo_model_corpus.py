@@ -3,6 +3,7 @@
 
 import re
 import sys
+from functools import cache
 from itertools import islice
 
 import pytest
@@ -15,23 +16,32 @@ DEMO_MODEL = CODE_ROOT / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO_MODEL))
 
 from corpus import CHAT_FRACTION, FIRST_MIX, training_documents  # noqa: E402
-from document import USER  # noqa: E402
+from document import USER, Document  # noqa: E402
 from facts import held_out_facts, training_facts  # noqa: E402
 from languages import LANGUAGES, held_out_sentences  # noqa: E402
 from sums import HELD_OUT_PAIRS, TWO_DIGIT_PAIRS, WORDINGS, is_held_out  # noqa: E402
 
 SEED = 2026
-SAMPLE = list(islice(training_documents(SEED), 30_000))
-EVERYTHING = SAMPLE + list(islice(training_documents(SEED + 1, FIRST_MIX), 20_000))
+
 NUMBER = re.compile(r"\d+")
 
 
+@cache
+def sample() -> list[Document]:
+    return list(islice(training_documents(SEED), 30_000))
+
+
+@cache
+def everything() -> list[Document]:
+    return sample() + list(islice(training_documents(SEED + 1, FIRST_MIX), 20_000))
+
+
 def test_the_same_seed_gives_the_same_documents() -> None:
-    assert list(islice(training_documents(SEED), 2_000)) == SAMPLE[:2_000]
+    assert list(islice(training_documents(SEED), 2_000)) == sample()[:2_000]
 
 
 def test_another_seed_gives_other_documents() -> None:
-    assert list(islice(training_documents(SEED + 1), 2_000)) != SAMPLE[:2_000]
+    assert list(islice(training_documents(SEED + 1), 2_000)) != sample()[:2_000]
 
 
 def test_a_tenth_of_the_two_digit_pairs_is_held_out() -> None:
@@ -46,7 +56,7 @@ def test_a_pair_and_its_mirror_share_one_fate() -> None:
 def test_no_held_out_pair_is_in_the_training_text_in_any_wording() -> None:
     held_out = set(HELD_OUT_PAIRS)
     num_sums = 0
-    for document in EVERYTHING:
+    for document in everything():
         numbers = [int(found) for found in NUMBER.findall(document.prompt + document.completion)]
         if document.kind == "sum":
             # The operands once (bare) or twice (asked), then the total.
@@ -59,14 +69,14 @@ def test_no_held_out_pair_is_in_the_training_text_in_any_wording() -> None:
 
 
 def test_every_sum_is_right() -> None:
-    for document in EVERYTHING:
+    for document in everything():
         if document.kind == "sum":
             *operands, total = (int(found) for found in NUMBER.findall(document.prompt + document.completion))
             assert total == operands[-1] + operands[-2], document
 
 
 def test_every_sum_wording_of_every_language_is_trained_on() -> None:
-    languages = {document.language for document in SAMPLE if document.kind == "sum"}
+    languages = {document.language for document in sample() if document.kind == "sum"}
     assert languages == set(WORDINGS)
 
 
@@ -79,7 +89,7 @@ def test_no_held_out_wording_is_in_the_training_text() -> None:
     held_out = {document.prompt for document in held_out_facts()}
     assert len(held_out) > 500
     assert held_out.isdisjoint(document.prompt for document in training_facts())
-    trained = "\n".join({_question(document.prompt) for document in EVERYTHING})
+    trained = "\n".join({_question(document.prompt) for document in everything()})
     assert not [prompt for prompt in held_out if prompt in trained]
 
 
@@ -96,7 +106,7 @@ def test_a_question_has_one_answer_only() -> None:
 
 def test_no_held_out_sentence_is_in_the_training_text() -> None:
     for table in LANGUAGES:
-        text = "\n".join(document.completion for document in EVERYTHING if document.language == table.code)
+        text = "\n".join(document.completion for document in everything() if document.language == table.code)
         sentences = held_out_sentences(table)
         assert len(sentences) >= 50, table.code
         assert not [sentence for sentence in sentences if sentence in text], table.code
@@ -104,7 +114,7 @@ def test_no_held_out_sentence_is_in_the_training_text() -> None:
 
 def test_every_language_is_present() -> None:
     counts = {table.code: 0 for table in LANGUAGES}
-    for document in SAMPLE:
+    for document in sample():
         if document.kind in ("sentence", "question"):
             counts[document.language] += 1
     assert {"zh", "ja", "ar", "hi", "emoji"} <= set(counts)
@@ -112,12 +122,12 @@ def test_every_language_is_present() -> None:
 
 
 def test_raw_and_chat_forms_are_both_trained_on() -> None:
-    asked = [document for document in SAMPLE if document.prompt]
+    asked = [document for document in sample() if document.prompt]
     share = sum(USER in document.prompt for document in asked) / len(asked)
     assert abs(share - CHAT_FRACTION) < 0.02
 
 
 def test_some_stories_are_long() -> None:
-    num_words = [len(document.completion.split()) for document in SAMPLE if document.kind == "story"]
+    num_words = [len(document.completion.split()) for document in sample() if document.kind == "story"]
     assert max(num_words) > 180
     assert min(num_words) < 100

@@ -2,11 +2,10 @@
 """Log probabilities of an answer's tokens: each told once, with its text, whole and streamed."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kserve_server import KServeServer, response
-from openai import OpenAI
 from running_gateway import RunningGateway
 from simulated_release import TOKENIZER
 
@@ -14,6 +13,9 @@ from ensemble_configs.spec.release_spec import TokenizerSpec
 from gateway.served_models import ServedModel
 from serving.text.token_texts import TokenTexts
 from serving.text.tokenizer_files import load_tokenizer
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 SPEC = TokenizerSpec(dir=TOKENIZER)
 MODEL = ServedModel("demo", "ensemble", 100, tokenizer=SPEC)
@@ -46,7 +48,9 @@ def server() -> Iterator[KServeServer]:
 
 
 @pytest.fixture
-def client(server: KServeServer) -> Iterator[OpenAI]:
+def client(server: KServeServer) -> "Iterator[OpenAI]":
+    from openai import OpenAI
+
     with (
         RunningGateway(server.url, models=(MODEL,)) as gateway,
         OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as made,
@@ -60,7 +64,7 @@ def check(tokens: list[bytes], log_probs: list[float]) -> None:
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
-def test_a_chat_tells_of_each_token_once(client: OpenAI, server: KServeServer, *, is_streaming: bool) -> None:
+def test_a_chat_tells_of_each_token_once(client: "OpenAI", server: KServeServer, *, is_streaming: bool) -> None:
     asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "logprobs": True}
     if is_streaming:
         events = list(client.chat.completions.create(**asked, stream=True))
@@ -75,7 +79,7 @@ def test_a_chat_tells_of_each_token_once(client: OpenAI, server: KServeServer, *
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
-def test_a_text_tells_where_each_token_is(client: OpenAI, *, is_streaming: bool) -> None:
+def test_a_text_tells_where_each_token_is(client: "OpenAI", *, is_streaming: bool) -> None:
     asked: dict[str, Any] = {"model": "demo", "prompt": "Hi", "logprobs": 0}
     if is_streaming:
         told = [event.choices[0].logprobs for event in client.completions.create(**asked, stream=True)]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from kserve_server import HANG, KServeServer, response, story
-from openai import OpenAI
 from running_gateway import RunningGateway
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -54,6 +53,8 @@ def messages_sent(server: KServeServer) -> list[dict[str, Any]]:
 
 
 def test_the_official_client_holds_a_conversation(gateway: RunningGateway, server: KServeServer) -> None:
+    from openai import OpenAI
+
     with OpenAI(base_url=gateway.url, api_key="none") as client, client.responses.connect() as connection:
         connection.response.create(model="demo", input="Hi")
         texts, last_id = [], ""

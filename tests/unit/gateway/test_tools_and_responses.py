@@ -3,21 +3,22 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from kserve_server import KServeServer, Step, response
-from openai import OpenAI
-from openai.types.chat import ChatCompletionToolParam
-from openai.types.responses import FunctionToolParam, Response
 from running_gateway import RunningGateway
 
 from clients.openai_api.tool_calls.reader_choice import Style
 from gateway.served_models import ServedModel
 
+if TYPE_CHECKING:
+    from openai import OpenAI
+    from openai.types.chat import ChatCompletionToolParam
+    from openai.types.responses import FunctionToolParam
+
 HERMES = ServedModel("demo", "ensemble", 100, tool_style=Style.HERMES, is_reasoning=True)
-WEATHER: ChatCompletionToolParam = {
+WEATHER: "ChatCompletionToolParam" = {
     "type": "function",
     "function": {"name": "weather", "description": "of a town", "parameters": {"type": "object"}},
 }
@@ -40,7 +41,9 @@ class Site:
         self.server = KServeServer(*said(text, reason=reason))
         self._model = model
 
-    def __enter__(self) -> OpenAI:
+    def __enter__(self) -> "OpenAI":
+        from openai import OpenAI
+
         self.server.__enter__()
         self._gateway = RunningGateway(self.server.url, models=(self._model,))
         self._gateway.__enter__()
@@ -53,7 +56,7 @@ class Site:
         self.server.__exit__()
 
 
-def chat(client: OpenAI, **fields: Any) -> Any:
+def chat(client: "OpenAI", **fields: Any) -> Any:
     return client.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": RAIN}], tools=[WEATHER], **fields
     )
@@ -159,16 +162,20 @@ def test_what_the_official_client_keeps_in_a_parsed_answer_may_come_back(gateway
 
 
 def test_tools_are_refused_where_the_model_has_no_style_that_is_read() -> None:
+    import openai
+
     plain = ServedModel("demo", "ensemble")
     with Site("No.", model=plain) as client, pytest.raises(openai.BadRequestError) as refused:
         chat(client)
     assert refused.value.param == "tools"
 
 
-FLAT: FunctionToolParam = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+FLAT: "FunctionToolParam" = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 
 
 def test_a_response_is_what_the_client_s_own_types_say() -> None:
+    from openai.types.responses import Response
+
     with Site(THOUGHT + "Yes. " + CALL) as client:
         raw = client.responses.with_raw_response.create(model="demo", input=RAIN, tools=[FLAT], instructions="Brief.")
         answer = Response.model_validate(json.loads(raw.text), strict=True)

@@ -134,12 +134,15 @@ def test_a_service_says_what_is_spoken_at_its_ports(envoy: EnvoyOfChart, tls: An
         assert {port["appProtocol"] for port in service["spec"]["ports"]} == protocols
 
 
-def test_twenty_thousand_requests_meet_a_canarys_weight_within_a_point(envoy: EnvoyOfChart) -> None:
+@pytest.mark.parametrize(
+    ("number", "points"), [(2_000, 3.16), pytest.param(20_000, 1, marks=pytest.mark.soak)], ids=["few", "many"]
+)
+def test_requests_meet_a_canarys_weight_within_some_points(envoy: EnvoyOfChart, number: int, points: float) -> None:
     async def run() -> None:
         async with three(envoy) as (asking, found):
-            names = Counter(await asking.ask_often(20_000))
-            assert names.total() == 20_000
-            assert abs(names["chat-2"] / 20_000 - 0.10) < 0.01  # 4.7 standard deviations
+            names = Counter(await asking.ask_often(number))
+            assert names.total() == number
+            assert abs(names["chat-2"] / number - 0.10) < points / 100  # 4.7 standard deviations
             assert found["code"].num_requests == 0
 
     asyncio.run(run())
@@ -314,15 +317,15 @@ def test_a_mirror_that_hangs_does_not_slow_the_primary(envoy: EnvoyOfChart) -> N
             assert mirrored_s < limit_s
             active = await loop.run_in_executor(None, envoy.statistic, "cluster.chat-2-grpc-mirror.upstream_rq_active")
             assert active == 64  # and the others were not sent
-            assert found["chat"].num_requests > 2000
+            assert found["chat"].num_requests > 1000
 
     asyncio.run(run())
 
 
 async def longest_s(asking: Client) -> float:
-    """Return the longest of 2,000 requests, none of which fails."""
+    """Return the longest time of 100 requests, of 600 of which none fails."""
     times = []
-    for _ in range(20):
+    for _ in range(6):
         started_s = time.monotonic()
         await asking.ask_often(100, ("x-trireme-model", "ensemble"), at_a_time=10)
         times.append(time.monotonic() - started_s)
@@ -359,7 +362,9 @@ def test_a_pod_that_is_killed_is_ejected_within_five_seconds_and_nothing_fails(e
                     names[await asking.ask()] += 1
 
             callers = [asyncio.ensure_future(load()) for _ in range(16)]
-            await asyncio.sleep(1)
+            while min(names[pod.name] for pod in found) <= 100:
+                assert not any(caller.done() for caller in callers)
+                await asyncio.sleep(0.05)
             await found[0].kill()
             killed_s = time.monotonic()
             while not (await loop.run_in_executor(None, envoy.hosts, "chat-grpc"))[found[0].host]:
@@ -368,7 +373,6 @@ def test_a_pod_that_is_killed_is_ejected_within_five_seconds_and_nothing_fails(e
             await asyncio.sleep(0.5)
             over.set()
             await asyncio.gather(*callers)  # raises what any of them was refused
-            assert min(names[pod.name] for pod in found) > 100
 
     asyncio.run(run())
 

@@ -26,7 +26,7 @@ from chart_here import (
 from chart_matrix import CANARY, SITES, deployments, pods_of, selects, without_labels
 from chart_values import server
 from kubernetes_structures import BackendTlsPolicy, HttpRoute
-from test_chart_examples import scan
+from test_chart_examples import scanned
 from typer.core import TyperGroup
 
 from observability.rules.alerts import alert_groups
@@ -195,7 +195,7 @@ def test_it_runs_as_the_servers_do_and_has_no_token(servers: Mapping[str, Values
     assert "releases" in {volume["name"] for volume in pod["volumes"]}  # their chat templates
     own = {"openai": {"image": {"digest": "sha256:" + "f" * 64}}}
     assert container_of(render(merged(servers["one"], PLAIN, own)))["image"].endswith("f" * 64)
-    found = scan([each for each in documents if is_gateway(each)], tmp_path)
+    found = scanned([each for each in documents if is_gateway(each)], tmp_path)
     assert found == ["CKV_K8S_35"]  # passwords in the environment, where libpq and Redis look for them
 
 

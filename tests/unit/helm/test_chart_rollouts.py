@@ -10,7 +10,7 @@ import typer.main
 from chart_here import NOTES, ChartRefused, Documents, Values, merged, needs_chart, of_kind, render, render_texts
 from chart_matrix import CANARY, SITES, deployments, pods_of, selects
 from chart_values import server
-from test_chart_examples import scan
+from test_chart_examples import scanned
 from typer.core import TyperGroup
 
 from trireme.commands import command_app
@@ -236,6 +236,6 @@ def test_a_password_in_the_address_is_refused_and_not_shown(servers: Mapping[str
 
 def test_a_scanner_finds_what_is_meant(servers: Mapping[str, Values], tmp_path: Path) -> None:
     documents = render(merged(servers["one"], DATABASE, SITES["gateway"]))
-    found = scan([each for each in documents if is_controller(each)], tmp_path)
+    found = scanned([each for each in documents if is_controller(each)], tmp_path)
     # No probes, a password in the environment, where libpq looks for it, and a token, for the routes.
     assert found == ["CKV_K8S_35", "CKV_K8S_38", "CKV_K8S_8", "CKV_K8S_9"]

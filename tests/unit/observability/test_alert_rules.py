@@ -3,6 +3,7 @@
 
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,68 @@ def test_prometheus_takes_the_rules_and_the_configurations() -> None:
 RULES = [Path(name).name for name in (RECORDING_RULES, ALERT_RULES)]
 
 
+@pytest.mark.soak
 @needs_prometheus
-def test_every_alert_is_silent_fires_and_is_resolved_in_promtool() -> None:
+def test_every_alert_is_silent_fires_and_is_resolved_beside_all_others() -> None:
     assert "SUCCESS" in run("promtool", "test", "rules", "alert_rules_test.yml")
+
+
+@needs_prometheus
+def test_every_alert_is_silent_fires_and_is_resolved_in_promtool(tmp_path: Path) -> None:
+    """By itself, with what is recorded for it: promtool evaluates every rule that it is given at every minute."""
+    written = [write_cases(name, tmp_path) for name in NAMES]
+    said = run("promtool", "test", "rules", *written, folder=tmp_path)
+    assert said.count("SUCCESS") == len(NAMES)
+
+
+def write_cases(name: str, folder: Path) -> str:
+    """Write the cases of an alert beside the rules that it needs, in the order of the files."""
+    groups = [group for file in (RECORDING_RULES, ALERT_RULES) for group in groups_of(file)]
+    kept = needed_by(name, [rule for group in groups for rule in group["rules"]])
+    groups = [group | {"rules": [rule for rule in group["rules"] if name_of(rule) in kept]} for group in groups]
+    groups = [group for group in groups if group["rules"]]
+    (folder / f"{name}.rules.yml").write_text(dumped({"groups": groups}))
+    document = read(ALERT_TESTS)
+    of_it = [each for each in document["tests"] if {one["alertname"] for one in each["alert_rule_test"]} == {name}]
+    order = [group["name"] for group in groups]
+    more = {"rule_files": [f"{name}.rules.yml"], "group_eval_order": order, "tests": of_it}
+    (folder / f"{name}.yml").write_text(dumped(document | more))
+    assert of_it
+    return f"{name}.yml"
+
+
+def needed_by(name: str, rules: list[dict[str, Any]]) -> set[str]:
+    """Return an alert, and all that is recorded for it, directly or not."""
+    words: dict[str, set[str]] = {name_of(rule): set() for rule in rules}
+    for rule in rules:
+        words[name_of(rule)] |= set(re.findall(r"[\w:]+", rule["expr"]))
+    kept = {name}
+    while more := {word for each in kept for word in words[each] & words.keys()} - kept:
+        kept |= more
+    return kept
+
+
+def name_of(rule: dict[str, Any]) -> str:
+    return str(rule.get("alert") or rule["record"])
+
+
+def groups_of(file: str) -> list[dict[str, Any]]:
+    return list(read(file)["groups"])
+
+
+def dumped(value: Any) -> str:
+    return str(yaml.dump(value, Dumper=yaml.CSafeDumper))
+
+
+@cache
+def read(file: str) -> dict[str, Any]:
+    return dict(yaml.load((FILES / file).read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
 def cases() -> dict[str, list[list[Any]]]:
     """Return the expected alerts of each alert's tests, by time and in order, read from the file."""
     found: dict[str, list[list[Any]]] = {name: [] for name in NAMES}
-    for test in yaml.safe_load((FILES / ALERT_TESTS).read_text(encoding="utf-8"))["tests"]:
+    for test in read(ALERT_TESTS)["tests"]:
         for each in test["alert_rule_test"]:
             found[each["alertname"]].append(each["exp_alerts"])
     return found
@@ -63,9 +117,8 @@ def test_no_alert_is_without_a_case_of_silence_of_fire_and_of_its_end(name: str)
 
 
 def test_the_tests_evaluate_every_group_in_the_files_order() -> None:
-    texts = [(FILES / name).read_text(encoding="utf-8") for name in (RECORDING_RULES, ALERT_RULES)]
-    order = yaml.safe_load((FILES / ALERT_TESTS).read_text(encoding="utf-8"))["group_eval_order"]
-    assert order == [group["name"] for text in texts for group in yaml.safe_load(text)["groups"]]
+    order = read(ALERT_TESTS)["group_eval_order"]
+    assert order == [group["name"] for file in (RECORDING_RULES, ALERT_RULES) for group in groups_of(file)]
 
 
 @pytest.mark.soak

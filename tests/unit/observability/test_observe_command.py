@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme observe`: a real Prometheus and Alertmanager that end with it, and the files for a deployment."""
 
+import contextlib
+import io
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from prometheus_here import FILES, needs_prometheus
 
 from trireme.base.free_ports import free_ports
 from trireme.base.project_files import CODE_ROOT
+from trireme.commands import run_command
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +31,12 @@ def observe(*arguments: str | Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def said(*arguments: str | Path) -> tuple[int, str]:
-    running = observe(*arguments)
-    text, _ = running.communicate(timeout=60)
-    return running.returncode, text
+def said(*arguments: str | Path) -> tuple[object, str]:
+    """Return the exit code and what is told of what ends by itself, asked in this process."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text), pytest.raises(SystemExit) as ended:
+        run_command("observe", [*map(str, arguments)])
+    return ended.value.code, text.getvalue()
 
 
 def ports() -> tuple[str, ...]:

@@ -143,8 +143,12 @@ def test_a_query_answers(kind: str, series: Series, load: float | None, kv_use: 
         {"expr": query, "eval_time": "10m", "exp_samples": samples(expected[name])}
         for name, query in queries(kind).items()
     ]
+    # What is recorded for autoscalers alone: promtool evaluates every rule that it is given at every scrape.
+    recorded = yaml.load((FILES / "prometheus/recording_rules.yml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    [scaling] = [group for group in recorded["groups"] if group["name"] == "trireme-scaling"]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [scaling]}))
     document = {
-        "rule_files": [str(FILES / "prometheus/recording_rules.yml")],
+        "rule_files": ["rules.yml"],
         "evaluation_interval": "15s",
         "tests": [
             {
@@ -155,7 +159,7 @@ def test_a_query_answers(kind: str, series: Series, load: float | None, kv_use: 
         ],
     }
     (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
-    assert "SUCCESS" in run("promtool", "test", "rules", tmp_path / "test.yml")
+    assert "SUCCESS" in run("promtool", "test", "rules", "test.yml", folder=tmp_path)
 
 
 def samples(value: float | None) -> list[dict[str, Any]]:

@@ -2,14 +2,16 @@
 """The options of a command of ours, from its help."""
 
 import re
-import subprocess
-import sys
 from functools import cache
+
+from typer.testing import CliRunner
+
+from trireme.commands import command_app
 
 
 @cache
-def options(*command: str) -> frozenset[str]:
+def options(name: str, *verbs: str) -> frozenset[str]:
     """Return every option that `--help` names."""
-    asked = [sys.executable, "-m", "trireme", *command, "--help"]
-    text = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=120).stdout
-    return frozenset(re.findall(r"^ +(--[a-z][a-z-]*)", text, re.MULTILINE))
+    asked = CliRunner().invoke(command_app(name), [*verbs, "--help"], catch_exceptions=False)
+    assert asked.exit_code == 0
+    return frozenset(re.findall(r"^ +(--[a-z][a-z-]*)", asked.output, re.MULTILINE))

@@ -51,6 +51,11 @@ def _names_of_the_fake() -> list[str]:
     return [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "torch", "mpi4py", "xgrammar")]
 
 
+def fake_folder(version: str = "1.2.1") -> str:
+    """Return the folder of a version's fake, for the path of a process; with what Python compiles, for the next one."""
+    return _generated(version, None)[0]
+
+
 @functools.cache
 def _generated(version: str, facts_of: str | None) -> tuple[str, dict[str, ModuleType]]:
     folder = tempfile.TemporaryDirectory(prefix="trireme-fake-tensorrt-llm-")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places for a store of keys, of each kind; a clock that a test moves; and headers of callers."""
+"""Places for a store of keys, of each kind and headers of callers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from postgres_here import PostgresServer
 
 PLACES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
-
-
-class Clock:
-    """Seconds since 1970, as a test has them."""
-
-    def __init__(self, now_s: float = 1_700_000_000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:

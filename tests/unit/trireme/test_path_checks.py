@@ -118,12 +118,12 @@ def test_an_import_makes_no_release_in_what_it_is_made_of(tmp_path: Path) -> Non
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(TOKENIZER, tokenizer)
     before = sorted(tmp_path.rglob("*"))
-    given = ["import", old, "--engine-dir", engine, "--tokenizer-dir", tokenizer, "--num-parameters", 1000]
+    given = [old, "--engine-dir", engine, "--tokenizer-dir", tokenizer, "--num-parameters", 1000]
     for folder in (old, engine, tokenizer):
-        said = refusal(*given, "--out", tmp_path / "new.yaml", "--release-dir", folder / "release")
+        said = refusal("import", *given, "--out", tmp_path / "new.yaml", "--release-dir", folder / "release")
         assert f"--release-dir {folder / 'release'} lies in {folder}" in said
         assert "name a folder elsewhere" in said
-    said = refusal(*given, "--out", tmp_path / "new.yaml", "--release-dir", "/proc/x")
+    said = refusal("import", *given, "--out", tmp_path / "new.yaml", "--release-dir", "/proc/x")
     assert "--release-dir /proc/x cannot be written to: No such file or directory" in said
     assert sorted(tmp_path.rglob("*")) == before
 

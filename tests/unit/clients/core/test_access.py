@@ -4,8 +4,6 @@
 import asyncio
 import inspect
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import grpc.aio
 import msgspec
 import pytest
 from certificates import Authority
+from command_here import run_here
 
 from clients.access import Access, grpc_endpoint, is_grpc_url, redacted
 from clients.access_errors import refused_call, refused_connection
@@ -192,8 +191,7 @@ def test_what_a_tool_cannot_do_is_refused_by_name(tmp_path: Path, tool: str, opt
     (tmp_path / "token").write_text("a-long-token")
     given = [option, str(tmp_path / "token") if option == "--token-file" else "other.example"]
     more = [] if tool == "perf-analyzer" else ["--tokenizer", str(tmp_path)]
-    command = [sys.executable, "-m", "trireme", "bench", tool, "--concurrency", "1", "--out", str(tmp_path / "run")]
-    done = subprocess.run([*command, *given, *more], capture_output=True, text=True, timeout=60, check=False)
+    done = run_here("bench", tool, "--concurrency", "1", "--out", tmp_path / "run", *given, *more)
     assert done.returncode == 2
     assert f"cannot take {option}: " in done.stderr
     assert why in done.stderr

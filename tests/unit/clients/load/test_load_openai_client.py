@@ -73,33 +73,31 @@ def test_its_figures_are_the_servers_stamps_to_one_in_a_hundred(tmp_path: Path) 
     assert any(worst(tmp_path / name) < 0.01 for name in "abc")
 
 
-@pytest.mark.parametrize(
-    ("script", "end", "num_tokens", "said"),
-    [
-        ([Status(503, b'{"error": {"message": "full"}}')], "UNAVAILABLE", 0, "HTTP 503: full"),
-        ([Status(400, b'{"error": {"message": "no such thing"}}')], "INVALID_ARG", 0, "no such thing"),
-        ([Status(500, b"oh")], "INTERNAL", 0, "HTTP 500: oh"),
-        ([event("x"), b'data: {"error": {"message": "it broke"}}\n\n', DONE], "INTERNAL", 1, "it broke"),
-        ([event("", finish_reason="stop"), event(None, usage=(3, 0)), DONE], "done", 0, ""),
-        ([event("x"), DONE], "done", 1, ""),
-        ([event("x"), event("y"), CUT], "UNAVAILABLE", 2, "was lost"),
-        ([event("x")], "UNAVAILABLE", 1, "ended before [DONE]"),
-        ([CUT], "UNAVAILABLE", 0, "was lost"),
-        ([event("x"), HANG], "DEADLINE", 1, "within its timeout"),
-        ([event("x") + event("y") + DONE], "done", 2, ""),
-        ([event("x")[:9], 0.02, event("x")[9:], DONE], "done", 1, ""),
-    ],
-    ids=[
-        "refused", "wrong", "server error", "broken", "empty", "one token", "cut", "no end", "cut at once", "too late",
-        "two events in a segment", "an event in two segments",
-    ],
-)  # fmt: skip
-def test_every_end_is_kept(script: list[Step], end: str, num_tokens: int, said: str) -> None:
-    with CompletionsServer(lambda _: script) as server:
-        found = run_processes(load(server, num_requests=2, timeout_s=0.5)).records
-    assert [(record.end, record.output_tokens) for record in found] == [(end, num_tokens)] * 2
-    assert all(said in record.error for record in found)
-    assert all(bool(record.error) == (end != "done") for record in found)
+ENDS: list[tuple[list[Step], str, int, str]] = [
+    ([Status(503, b'{"error": {"message": "full"}}')], "UNAVAILABLE", 0, "HTTP 503: full"),
+    ([Status(400, b'{"error": {"message": "no such thing"}}')], "INVALID_ARG", 0, "no such thing"),
+    ([Status(500, b"oh")], "INTERNAL", 0, "HTTP 500: oh"),
+    ([event("x"), b'data: {"error": {"message": "it broke"}}\n\n', DONE], "INTERNAL", 1, "it broke"),
+    ([event("", finish_reason="stop"), event(None, usage=(3, 0)), DONE], "done", 0, ""),
+    ([event("x"), DONE], "done", 1, ""),
+    ([event("x"), event("y"), CUT], "UNAVAILABLE", 2, "was lost"),
+    ([event("x")], "UNAVAILABLE", 1, "ended before [DONE]"),
+    ([CUT], "UNAVAILABLE", 0, "was lost"),
+    ([event("x"), HANG], "DEADLINE", 1, "within its timeout"),
+    ([event("x") + event("y") + DONE], "done", 2, ""),
+    ([event("x")[:9], 0.02, event("x")[9:], DONE], "done", 1, ""),
+]
+
+
+def test_every_end_is_kept() -> None:
+    scripts = iter([script for script, *_ in ENDS for _ in range(2)])
+    with CompletionsServer(lambda _: next(scripts)) as server:
+        found = run_processes(load(server, num_requests=2 * len(ENDS), timeout_s=0.5)).records
+    wanted = [(end, num_tokens, said) for _, end, num_tokens, said in ENDS for _ in range(2)]
+    for record, (end, num_tokens, said) in zip(found, wanted, strict=True):
+        assert (record.end, record.output_tokens) == (end, num_tokens)
+        assert said in record.error
+        assert bool(record.error) == (end != "done")
 
 
 def test_a_refused_request_is_sent_again_when_the_server_says_and_counts_from_the_first_time() -> None:

@@ -157,11 +157,11 @@ def test_open_and_closed_loops_have_a_line_each_and_a_histogram_tells_what_is_be
     for users in (4, 8):
         info = RunInfo(tool="by hand", commands=[], url="here:1", model="m", is_open=False, num_users=users)
         write_run(tmp_path / f"users-{users}", info, [*steady(300), record(1500, [(1638, 1)])], [])
-    report(*folders, tmp_path / "users-4", tmp_path / "users-8", "--out", tmp_path / "r.html")
+    report(*folders[:2], tmp_path / "users-4", tmp_path / "users-8", "--out", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     for legend in ("p50, open loop", "p99, open loop", "p50, closed loop", "p99, closed loop"):
         assert f"<!-- {legend} -->" in text, "matplotlib tells in a comment what a text drawn as lines says"
-    assert "Latency against throughput of 5 runs, open loop and closed loop" in text
+    assert "Latency against throughput of 4 runs, open loop and closed loop" in text
     assert "1 in the last bar beyond 50.0 ms, up to 138.0 ms" in text
 
 

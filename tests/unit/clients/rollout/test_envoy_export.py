@@ -32,12 +32,17 @@ def config_at(tmp_path: Path, between: Between, *args: str) -> Path:
     return config
 
 
-def test_twenty_thousand_requests_meet_the_share_within_a_point(tmp_path: Path, between: Between) -> None:
+@pytest.mark.parametrize(
+    ("number", "points"), [(2_000, 3.16), pytest.param(20_000, 1, marks=pytest.mark.soak)], ids=["few", "many"]
+)
+def test_requests_meet_the_share_within_some_points(
+    tmp_path: Path, between: Between, number: int, points: float
+) -> None:
     async def run() -> None:
         async with between.run(config_at(tmp_path, between, "--share", "10")) as client:
-            found = await client.ask_often(20_000)
-            assert found.total() == 20_000
-            assert abs(found["candidate"] / 20_000 - 0.10) < 0.01  # 4.7 standard deviations
+            found = await client.ask_often(number)
+            assert found.total() == number
+            assert abs(found["candidate"] / number - 0.10) < points / 100  # 4.7 standard deviations
             assert between.candidate.num_requests == found["candidate"]
 
     asyncio.run(run())
@@ -64,26 +69,38 @@ async def of_keys(client: Client, number: int) -> set[int]:
     return {key for key, name in enumerate(found[0]) if name == "candidate"}
 
 
-def keys_at(tmp_path: Path, *args: str, number: int = 2000) -> set[int]:
+def keys_at(folder: Path, *args: str, number: int) -> set[int]:
     async def run() -> set[int]:
-        between = Between(tmp_path)
-        async with between.run(config_at(tmp_path, between, *args)) as client:
+        between = Between(folder)
+        async with between.run(config_at(folder, between, *args)) as client:
             return await of_keys(client, number)
 
     return asyncio.run(run())
 
 
-def test_keys_stay_and_only_move_into_the_candidate_as_its_share_grows(tmp_path: Path) -> None:
-    at = {share: keys_at(tmp_path, "--share", share, "--salt", "a1") for share in ("5", "25", "100")}
-    assert at["5"] < at["25"] < at["100"]
-    assert len(at["100"]) == 2000
-    assert abs(len(at["5"]) / 2000 - 0.05) < 0.02  # 4 standard deviations
-    assert abs(len(at["25"]) / 2000 - 0.25) < 0.04
+@pytest.fixture(scope="module", params=[400, pytest.param(2000, marks=pytest.mark.soak)], ids=["few", "many"])
+def number(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
-def test_another_salt_takes_other_keys(tmp_path: Path) -> None:
-    one, other = (keys_at(tmp_path, "--share", "25", "--salt", salt) for salt in ("a1", "b2"))
-    assert 0.15 < len(one & other) / len(one) < 0.35  # a quarter by chance, all if the salt did nothing
+@pytest.fixture(scope="module")
+def quarter(tmp_path_factory: pytest.TempPathFactory, number: int) -> set[int]:
+    return keys_at(tmp_path_factory.mktemp("quarter"), "--share", "25", "--salt", "a1", number=number)
+
+
+def test_keys_stay_and_only_move_into_the_candidate_as_its_share_grows(
+    tmp_path: Path, quarter: set[int], number: int
+) -> None:
+    few, all_ = (keys_at(tmp_path, "--share", share, "--salt", "a1", number=number) for share in ("5", "100"))
+    assert few < quarter < all_
+    assert len(all_) == number
+    for found, share in ((few, 0.05), (quarter, 0.25)):
+        assert abs(len(found) / number - share) < 4 * (share * (1 - share) / number) ** 0.5
+
+
+def test_another_salt_takes_other_keys(tmp_path: Path, quarter: set[int], number: int) -> None:
+    other = keys_at(tmp_path, "--share", "25", "--salt", "b2", number=number)
+    assert 0.15 < len(quarter & other) / len(quarter) < 0.35  # a quarter by chance, all if the salt did nothing
 
 
 def test_what_is_no_grpc_is_not_found(tmp_path: Path, between: Between) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from rollout_world import World
 from text_bench import wait_until
 
@@ -140,12 +141,13 @@ def count_until_killed(path: Path, number: int, journal: Path) -> None:
         split.count()
 
 
-def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.soak)])
+def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path, kills: int) -> None:
     world, server = World(tmp_path, split_by=SplitBy.SERVER), Server(tmp_path / "journal")
     enter(world, Phase.RUNNING, step=1)
     writer = JournalWriter(server.folder, "ensemble-1")
     context, rng = multiprocessing.get_context("spawn"), random.Random(5)
-    for _ in range(6):
+    for _ in range(kills):
         for number in range(300):
             arm = ("candidate", "baseline")[number % 2]
             writer.write(rollout=world.number, step=1, release=2, outcome=Outcome(arm=arm, ttft_ms=5.0))
@@ -158,7 +160,7 @@ def test_a_rollout_that_is_killed_counts_nothing_twice(tmp_path: Path) -> None:
     server.is_away = True  # what it has written is there
     keeper(world, server).close()
     writer.close()
-    assert num_counted(world, 1) == 6 * 300
+    assert num_counted(world, 1) == kills * 300
 
 
 class Away(JournalReader):

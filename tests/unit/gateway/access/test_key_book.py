@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from key_places import PLACES, Clock, bearer, new_place
+from key_places import PLACES, bearer, new_place
+from manual_clock import UNIX_S, ManualClock
 
 from clients.openai_api.api_error import ApiError
 from gateway.access.api_key import new_key
@@ -31,8 +32,8 @@ SOON_S = 5.0  # beside other tests a process may wait for its turn
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock(UNIX_S)
 
 
 @pytest.fixture(params=PLACES)
@@ -41,7 +42,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator["CountedStore"]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator["CountedStore"]:
     with CountedStore(tmp_path / "keys.sqlite", clock) as opened:
         yield opened
 
@@ -106,7 +107,7 @@ async def ask_until(book: KeyBook, header: str, end_s: float) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_caller_is_what_the_key_says(store: CountedStore, clock: Clock) -> None:
+def test_a_caller_is_what_the_key_says(store: CountedStore, clock: ManualClock) -> None:
     key = store.create(NewKey("ci", "acme", Role.ADMIN, frozenset({"chat"})))
 
     async def work(book: KeyBook) -> None:
@@ -117,7 +118,7 @@ def test_a_caller_is_what_the_key_says(store: CountedStore, clock: Clock) -> Non
     with_book(store, work, clock)
 
 
-def test_no_key_a_wrong_one_and_one_that_is_unknown_are_told_the_same(store: CountedStore, clock: Clock) -> None:
+def test_no_key_a_wrong_one_and_one_that_is_unknown_are_told_the_same(store: CountedStore, clock: ManualClock) -> None:
     key, unknown = store.create(NewKey("alice")), new_key()
 
     async def work(book: KeyBook) -> None:
@@ -128,7 +129,7 @@ def test_no_key_a_wrong_one_and_one_that_is_unknown_are_told_the_same(store: Cou
     with_book(store, work, clock)
 
 
-def test_a_key_expires_at_its_time_and_only_its_holder_is_told(store: CountedStore, clock: Clock) -> None:
+def test_a_key_expires_at_its_time_and_only_its_holder_is_told(store: CountedStore, clock: ManualClock) -> None:
     key = store.create(NewKey("alice", expires_at_s=int(clock.now_s) + DAY_S))
 
     async def work(book: KeyBook) -> None:
@@ -141,7 +142,7 @@ def test_a_key_expires_at_its_time_and_only_its_holder_is_told(store: CountedSto
     with_book(store, work, clock)
 
 
-def test_a_known_key_asks_the_database_nothing(store: CountedStore, clock: Clock) -> None:
+def test_a_known_key_asks_the_database_nothing(store: CountedStore, clock: ManualClock) -> None:
     keys = [store.create(NewKey(f"k{n}")) for n in range(5)]
 
     async def work(book: KeyBook) -> None:
@@ -156,7 +157,7 @@ def test_a_known_key_asks_the_database_nothing(store: CountedStore, clock: Clock
     with_book(store, work, clock)
 
 
-def test_many_unknown_keys_at_once_are_asked_for_together(store: CountedStore, clock: Clock) -> None:
+def test_many_unknown_keys_at_once_are_asked_for_together(store: CountedStore, clock: ManualClock) -> None:
     async def work(book: KeyBook) -> None:
         good = store.create(NewKey("late"))
         headers = [bearer(new_key()) for _ in range(300)] + [bearer(good)]
@@ -167,7 +168,7 @@ def test_many_unknown_keys_at_once_are_asked_for_together(store: CountedStore, c
     with_book(store, work, clock)
 
 
-def test_no_more_keys_are_known_than_fit_and_all_are_accepted(store: CountedStore, clock: Clock) -> None:
+def test_no_more_keys_are_known_than_fit_and_all_are_accepted(store: CountedStore, clock: ManualClock) -> None:
     keys = [store.create(NewKey(f"k{n}")) for n in range(6)]
     store.note_used({keys[1].id: 5.0, keys[3].id: 6.0})
 
@@ -205,7 +206,9 @@ def test_a_key_that_another_process_revokes_is_refused_within_one_second(place: 
     asyncio.run(run())
 
 
-def test_a_key_that_is_revoked_while_it_is_looked_up_does_not_stay_known(store: CountedStore, clock: Clock) -> None:
+def test_a_key_that_is_revoked_while_it_is_looked_up_does_not_stay_known(
+    store: CountedStore, clock: ManualClock
+) -> None:
     """The older row is read first and comes last."""
 
     async def work(book: KeyBook) -> None:
@@ -224,9 +227,9 @@ def test_a_key_that_is_revoked_while_it_is_looked_up_does_not_stay_known(store: 
 
 
 def test_known_keys_are_accepted_for_the_grace_while_the_database_is_away(
-    store: CountedStore, clock: Clock, caplog: pytest.LogCaptureFixture
+    store: CountedStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key, since = store.create(NewKey("alice")), Clock(0.0)
+    key, since = store.create(NewKey("alice")), ManualClock(0.0)
     caplog.set_level(logging.INFO, "trireme.gateway")
 
     async def work(book: KeyBook) -> None:
@@ -255,7 +258,7 @@ def test_known_keys_are_accepted_for_the_grace_while_the_database_is_away(
     assert not any(key.secret in text for text in told)
 
 
-def test_an_error_that_nobody_foresaw_ends_no_watch(store: CountedStore, clock: Clock) -> None:
+def test_an_error_that_nobody_foresaw_ends_no_watch(store: CountedStore, clock: ManualClock) -> None:
     key = store.create(NewKey("alice"))
 
     async def work(book: KeyBook) -> None:
@@ -269,7 +272,7 @@ def test_an_error_that_nobody_foresaw_ends_no_watch(store: CountedStore, clock: 
     with_book(store, work, clock)
 
 
-def test_a_backup_in_the_place_of_the_database_counts_from_then_on(store: CountedStore, clock: Clock) -> None:
+def test_a_backup_in_the_place_of_the_database_counts_from_then_on(store: CountedStore, clock: ManualClock) -> None:
     key = store.create(NewKey("alice"))
 
     async def work(book: KeyBook) -> None:
@@ -282,7 +285,7 @@ def test_a_backup_in_the_place_of_the_database_counts_from_then_on(store: Counte
     with_book(store, work, clock)
 
 
-def test_when_a_key_was_used_is_written_later_and_at_the_end(store: CountedStore, clock: Clock) -> None:
+def test_when_a_key_was_used_is_written_later_and_at_the_end(store: CountedStore, clock: ManualClock) -> None:
     key, other = store.create(NewKey("alice")), store.create(NewKey("bob"))
 
     def last_used() -> list[int | None]:
@@ -305,7 +308,7 @@ def test_when_a_key_was_used_is_written_later_and_at_the_end(store: CountedStore
     assert last_used() == [int(clock.now_s) - 100, int(clock.now_s)]
 
 
-def test_a_wrong_key_is_not_used(store: CountedStore, clock: Clock) -> None:
+def test_a_wrong_key_is_not_used(store: CountedStore, clock: ManualClock) -> None:
     key = store.create(NewKey("alice"))
 
     async def work(book: KeyBook) -> None:
@@ -316,7 +319,7 @@ def test_a_wrong_key_is_not_used(store: CountedStore, clock: Clock) -> None:
 
 
 def test_an_unknown_key_is_compared_as_a_known_one_is(
-    store: CountedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: CountedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared, compare = [], hmac.compare_digest
 
@@ -335,7 +338,9 @@ def test_an_unknown_key_is_compared_as_a_known_one_is(
     assert compared == [(32, 32), (32, 32)]
 
 
-def test_no_line_of_any_log_holds_a_secret(store: CountedStore, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_line_of_any_log_holds_a_secret(
+    store: CountedStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     with caplog.at_level(logging.DEBUG, "sqlalchemy"):
         key, unknown = store.create(NewKey("alice")), new_key()

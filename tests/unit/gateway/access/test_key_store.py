@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from key_places import PLACES, Clock, new_place
+from key_places import PLACES, new_place
+from manual_clock import UNIX_S, ManualClock
 
 from gateway.access.caller import Caller, Role
 from gateway.access.key_record import NewKey
@@ -31,8 +32,8 @@ FULL = NewKey("ci", "acme", Role.ADMIN, frozenset({"code", "chat"}), 2_000_000_0
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock(UNIX_S)
 
 
 @pytest.fixture(params=PLACES)
@@ -41,7 +42,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
 
 
 @pytest.fixture
-def store(place: StorePlace, clock: Clock) -> Iterator[KeyStore]:
+def store(place: StorePlace, clock: ManualClock) -> Iterator[KeyStore]:
     with KeyStore(place, clock) as opened:
         yield opened
 
@@ -50,13 +51,13 @@ def kept(place: StorePlace) -> bytes:
     """Return everything that is kept, as bytes."""
     if isinstance(place, Path):
         return b"".join(file.read_bytes() for file in place.parent.iterdir())
-    import psycopg  # noqa: PLC0415 - needs an extra
+    import psycopg  # needs an extra
 
     with psycopg.connect(place.url) as db:
         return repr(db.execute("select * from gateway_keys").fetchall()).encode()
 
 
-def test_what_is_made_is_listed_by_another_process(store: KeyStore, place: StorePlace, clock: Clock) -> None:
+def test_what_is_made_is_listed_by_another_process(store: KeyStore, place: StorePlace, clock: ManualClock) -> None:
     key, full = store.create(NewKey("alice")), store.create(FULL)
     with KeyStore(place) as other:
         alice, ci = other.records()
@@ -88,7 +89,7 @@ def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
     assert store.revoke("alice").id == second.id
 
 
-def test_a_key_that_is_revoked_again_stays_revoked_since_the_first_time(store: KeyStore, clock: Clock) -> None:
+def test_a_key_that_is_revoked_again_stays_revoked_since_the_first_time(store: KeyStore, clock: ManualClock) -> None:
     key = store.create(NewKey("alice"))
     since_s = store.revoke(key.id).revoked_at_s
     clock.now_s += 100

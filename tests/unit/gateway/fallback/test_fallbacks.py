@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from kserve_server import HANG, KServeServer, response, story
-from openai import OpenAI
 from running_gateway import RunningGateway
 
 from ensemble_configs.spec.gateway_spec import (
@@ -241,9 +239,11 @@ def test_metrics_count_who_answered(tmp_path: Path) -> None:
 
 
 def test_the_official_client_sees_an_ordinary_answer(tmp_path: Path) -> None:
+    import openai
+
     with (
         world(tmp_path, [DOWN], [DOWN]) as there,
-        OpenAI(base_url=there.gateway.url, api_key=there.key("open"), max_retries=0) as client,
+        openai.OpenAI(base_url=there.gateway.url, api_key=there.key("open"), max_retries=0) as client,
     ):
         response = client.responses.create(model="large", input="Hi")
         assert (response.output_text, response.model) == (TEXT, "elsewhere")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from key_places import Clock
+from manual_clock import ManualClock
 
 from clients.openai_api.api_error import ApiError
 from gateway.ledger.budgets import Budgets
@@ -21,8 +21,8 @@ DAY_S = 86_400
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(NOON_S)
+def clock() -> ManualClock:
+    return ManualClock(NOON_S)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def refusal(budgets: Budgets, limits: KeyLimits, nano_usd: int, key: str =
     return found.value
 
 
-def test_what_is_reserved_and_spent_counts(store: LedgerStore, clock: Clock) -> None:
+def test_what_is_reserved_and_spent_counts(store: LedgerStore, clock: ManualClock) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
         store.add([row("old", 4 * DOLLAR), row("of another", 9 * DOLLAR, key="other")])
@@ -64,7 +64,7 @@ def test_what_is_reserved_and_spent_counts(store: LedgerStore, clock: Clock) -> 
     run(work)
 
 
-def test_a_request_counts_once_when_the_ledger_has_it(store: LedgerStore, clock: Clock) -> None:
+def test_a_request_counts_once_when_the_ledger_has_it(store: LedgerStore, clock: ManualClock) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
         async with Budgets(store, now_s=clock) as budgets:
@@ -79,7 +79,7 @@ def test_a_request_counts_once_when_the_ledger_has_it(store: LedgerStore, clock:
     run(work)
 
 
-def test_what_another_gateway_spent_counts_once_the_ledger_has_it(store: LedgerStore, clock: Clock) -> None:
+def test_what_another_gateway_spent_counts_once_the_ledger_has_it(store: LedgerStore, clock: ManualClock) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
         async with Budgets(store, now_s=clock) as budgets:
@@ -91,7 +91,7 @@ def test_what_another_gateway_spent_counts_once_the_ledger_has_it(store: LedgerS
     run(work)
 
 
-def test_a_day_ends_at_midnight_and_the_month_goes_on(store: LedgerStore, clock: Clock) -> None:
+def test_a_day_ends_at_midnight_and_the_month_goes_on(store: LedgerStore, clock: ManualClock) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR, nano_usd_per_month=15 * DOLLAR)
         store.add([row("last month", 100 * DOLLAR, at_s=NOON_S - 20 * DAY_S)])
@@ -109,7 +109,7 @@ def test_a_day_ends_at_midnight_and_the_month_goes_on(store: LedgerStore, clock:
 
 
 def test_without_the_ledger_a_known_key_goes_on_and_an_unknown_one_waits(
-    store: LedgerStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: LedgerStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
@@ -135,7 +135,7 @@ def test_without_the_ledger_a_known_key_goes_on_and_an_unknown_one_waits(
     assert "by which budgets are kept, cannot be read" in caplog.text
 
 
-def test_a_request_that_another_limit_refused_leaves_nothing_behind(store: LedgerStore, clock: Clock) -> None:
+def test_a_request_that_another_limit_refused_leaves_nothing_behind(store: LedgerStore, clock: ManualClock) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
         async with Budgets(store, now_s=clock) as budgets:
@@ -147,7 +147,7 @@ def test_a_request_that_another_limit_refused_leaves_nothing_behind(store: Ledge
     run(work)
 
 
-def test_a_key_that_nobody_uses_is_forgotten(store: LedgerStore, clock: Clock) -> None:
+def test_a_key_that_nobody_uses_is_forgotten(store: LedgerStore, clock: ManualClock) -> None:
     async def work() -> None:
         limits = KeyLimits(nano_usd_per_day=10 * DOLLAR)
         async with Budgets(store, now_s=clock) as budgets:

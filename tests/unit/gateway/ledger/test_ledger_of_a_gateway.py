@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from key_places import PLACES, new_place
 from kserve_server import HANG, KServeServer, response, story
 from running_gateway import RunningGateway
 from sqlalchemy import select
@@ -24,7 +23,6 @@ from gateway.database.tables import REQUESTS
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_store import LedgerStore
 from gateway.served_models import ServedModel
-from trireme.base.store_place import StorePlace
 
 if TYPE_CHECKING:
     from postgres_here import PostgresServer
@@ -32,17 +30,6 @@ if TYPE_CHECKING:
 MODEL = ServedModel("demo", "ensemble", 100, price=PriceSpec(input=2, output=8))
 FULL = "[UNAVAILABLE reason=queue_full retry_after_ms=2500] the queue is full"
 WAIT_S = 10.0
-
-
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
-    return new_place(request, tmp_path)
-
-
-@pytest.fixture
-def store(place: StorePlace) -> Iterator[LedgerStore]:
-    with LedgerStore(place) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -221,7 +208,7 @@ def test_the_sums_are_those_of_the_metrics(store: LedgerStore, ledger: Ledger) -
 def test_requests_do_not_wait_for_a_database_that_is_away_and_none_is_lost(
     postgres: "PostgresServer", tmp_path: Path
 ) -> None:
-    from trireme.base.store_place import PostgresPlace  # noqa: PLC0415 - for this kind alone
+    from trireme.base.store_place import PostgresPlace  # for this kind alone
 
     place = PostgresPlace(postgres.url(postgres.new_database()), "--ledger")
     with (

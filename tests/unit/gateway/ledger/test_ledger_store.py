@@ -3,12 +3,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from key_places import PLACES, new_place
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from gateway.access.key_record import NewKey
@@ -19,17 +17,6 @@ from gateway.ledger.usage_sum import GROUPS, UsageSum
 from trireme.base.store_place import StorePlace
 
 DAY = 20_000
-
-
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
-    return new_place(request, tmp_path)
-
-
-@pytest.fixture
-def store(place: StorePlace) -> Iterator[LedgerStore]:
-    with LedgerStore(place) as opened:
-        yield opened
 
 
 def row(name: str, **fields: object) -> LedgerRow:

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from key_places import PLACES, new_place
 from sqlalchemy import func, select
 
 from ensemble_configs.spec.gateway_spec import LedgerRetentionSpec
@@ -32,17 +30,6 @@ from trireme.base.store_place import PostgresPlace, StorePlace
 
 DAY = 20_000
 WAIT_S = 60.0
-
-
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
-    return new_place(request, tmp_path)
-
-
-@pytest.fixture
-def store(place: StorePlace) -> Iterator[LedgerStore]:
-    with LedgerStore(place) as opened:
-        yield opened
 
 
 def mixed_rows(num_rows: int, *, days: int = 4) -> list[LedgerRow]:

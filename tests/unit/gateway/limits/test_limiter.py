@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
 from clients.openai_api.api_error import ApiError
 from gateway.limits.key_limits import NO_LIMITS, KeyLimits
@@ -14,23 +15,13 @@ from gateway.limits.limiter import Limiter
 from gateway.limits.token_bucket import TokenBucket
 
 
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def limiter(clock: Clock) -> Limiter:
+def limiter(clock: ManualClock) -> Limiter:
     return Limiter(clock)
 
 
@@ -41,7 +32,9 @@ def refused(ask: Callable[[], object]) -> ApiError:
     return found.value
 
 
-def test_a_minute_s_worth_gets_through_at_once_and_then_as_much_as_comes_back(limiter: Limiter, clock: Clock) -> None:
+def test_a_minute_s_worth_gets_through_at_once_and_then_as_much_as_comes_back(
+    limiter: Limiter, clock: ManualClock
+) -> None:
     limits = KeyLimits(requests_per_minute=60)
     for _ in range(60):
         limiter.reserve("a", limits, tokens=1)
@@ -61,7 +54,7 @@ def test_keys_do_not_share_their_limits(limiter: Limiter) -> None:
     refused(lambda: limiter.reserve("a", limits, tokens=1))
 
 
-def test_four_times_the_limit_lets_the_limit_through_within_one_percent(limiter: Limiter, clock: Clock) -> None:
+def test_four_times_the_limit_lets_the_limit_through_within_one_percent(limiter: Limiter, clock: ManualClock) -> None:
     limits, rng, through, num = KeyLimits(requests_per_minute=600), random.Random(7), 0, 10_000
     begun_s = clock.now_s
     for _ in range(num):
@@ -87,7 +80,7 @@ def test_tokens_that_were_not_taken_come_back_with_the_request_s_end(limiter: Li
     assert reservation.headers()["x-ratelimit-remaining-tokens"] == "850"
 
 
-def test_what_a_request_takes_beyond_its_estimate_is_paid_back_first(limiter: Limiter, clock: Clock) -> None:
+def test_what_a_request_takes_beyond_its_estimate_is_paid_back_first(limiter: Limiter, clock: ManualClock) -> None:
     limits = KeyLimits(tokens_per_minute=600)
     with limiter.reserve("a", limits, tokens=600) as reservation:
         reservation.settle(1200)
@@ -96,7 +89,9 @@ def test_what_a_request_takes_beyond_its_estimate_is_paid_back_first(limiter: Li
     limiter.reserve("a", limits, tokens=10)
 
 
-def test_a_request_that_is_larger_than_a_minute_s_worth_goes_when_all_is_there(limiter: Limiter, clock: Clock) -> None:
+def test_a_request_that_is_larger_than_a_minute_s_worth_goes_when_all_is_there(
+    limiter: Limiter, clock: ManualClock
+) -> None:
     limits = KeyLimits(tokens_per_minute=600)
     with limiter.reserve("a", limits, tokens=5000) as reservation:
         reservation.settle(700)

@@ -4,10 +4,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 from kserve_server import KServeServer, story
-from openai import OpenAI
 from running_gateway import Answer, RunningGateway
 
 from ensemble_configs.spec.gateway_spec import GatewaySpec, TenantSpec
@@ -75,8 +73,10 @@ def test_a_request_that_the_server_refuses_costs_no_tokens(store: KeyStore) -> N
 
 
 def test_the_official_client_knows_the_refusal(gateway: RunningGateway, store: KeyStore) -> None:
+    import openai
+
     key = key_with(store, requests_per_minute=1)
-    with OpenAI(base_url=gateway.url, api_key=key.text, max_retries=0) as client:
+    with openai.OpenAI(base_url=gateway.url, api_key=key.text, max_retries=0) as client:
         client.completions.create(model="demo", prompt="Hi")
         with pytest.raises(openai.RateLimitError):
             client.completions.create(model="demo", prompt="Hi")

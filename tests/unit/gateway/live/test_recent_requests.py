@@ -2,17 +2,10 @@
 """The requests of the last minute: tokens of each second, times to the first text, errors; by hand."""
 
 import pytest
+from manual_clock import ManualClock
 
 from clients.openai_api.answer_deltas import Usage
 from gateway.live.recent_requests import WINDOW_S, RecentRequests
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Request:
@@ -27,16 +20,16 @@ class Request:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def recent(clock: Clock) -> RecentRequests:
+def recent(clock: ManualClock) -> RecentRequests:
     return RecentRequests(clock)
 
 
-def test_tokens_count_in_the_second_in_which_they_come(recent: RecentRequests, clock: Clock) -> None:
+def test_tokens_count_in_the_second_in_which_they_come(recent: RecentRequests, clock: ManualClock) -> None:
     first, second, other = Request(), Request(), Request("code")
     recent.begin(first)
     for now_s, tokens in ((101, 10), (102, 30), (104, 40)):  # the third look is a second late
@@ -54,7 +47,9 @@ def test_tokens_count_in_the_second_in_which_they_come(recent: RecentRequests, c
     assert code.tokens_per_s == [0, 0, 0, 1]
 
 
-def test_a_request_that_another_model_begins_anew_takes_no_tokens_back(recent: RecentRequests, clock: Clock) -> None:
+def test_a_request_that_another_model_begins_anew_takes_no_tokens_back(
+    recent: RecentRequests, clock: ManualClock
+) -> None:
     request = Request()
     recent.begin(request)
     for now_s, tokens in ((101, 10), (102, 2), (103, 5)):
@@ -63,7 +58,7 @@ def test_a_request_that_another_model_begins_anew_takes_no_tokens_back(recent: R
     assert recent.figures(["chat"])[0].tokens_per_s == [10, 0, 3]
 
 
-def test_what_has_ended_is_told_for_a_minute(recent: RecentRequests, clock: Clock) -> None:
+def test_what_has_ended_is_told_for_a_minute(recent: RecentRequests, clock: ManualClock) -> None:
     for number in range(1, 101):
         request = Request(release=1 + number % 2)
         recent.begin(request)
@@ -76,7 +71,7 @@ def test_what_has_ended_is_told_for_a_minute(recent: RecentRequests, clock: Cloc
     assert (told.ended_requests, told.errors, told.ttft_p50_s, told.ttft_p99_s) == (0, {}, None, None)
 
 
-def test_no_more_than_a_minute_of_seconds_is_kept(recent: RecentRequests, clock: Clock) -> None:
+def test_no_more_than_a_minute_of_seconds_is_kept(recent: RecentRequests, clock: ManualClock) -> None:
     for _ in range(3 * WINDOW_S):
         clock.now_s += 1
         recent.note_second()

@@ -2,26 +2,18 @@
 """The breaker of a server: when it keeps requests away, and how it finds out that the server is well again."""
 
 import pytest
+from manual_clock import ManualClock
 
 from gateway.servers.breaker import Breaker
 
 
-class Clock:
-    """A clock that moves when it is told to."""
-
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def breaker(clock: Clock) -> Breaker:
+def breaker(clock: ManualClock) -> Breaker:
     return Breaker(clock)
 
 
@@ -39,7 +31,7 @@ def test_three_failures_in_a_row_open_it(breaker: Breaker) -> None:
     assert not breaker.is_closed
 
 
-def test_one_request_tries_the_server_after_a_while(breaker: Breaker, clock: Clock) -> None:
+def test_one_request_tries_the_server_after_a_while(breaker: Breaker, clock: ManualClock) -> None:
     fail(breaker, 3)
     clock.now_s += 0.9
     assert not breaker.is_closed
@@ -52,7 +44,7 @@ def test_one_request_tries_the_server_after_a_while(breaker: Breaker, clock: Clo
     assert breaker.is_closed
 
 
-def test_a_server_that_stays_bad_is_tried_ever_less_often(breaker: Breaker, clock: Clock) -> None:
+def test_a_server_that_stays_bad_is_tried_ever_less_often(breaker: Breaker, clock: ManualClock) -> None:
     fail(breaker, 3)
     waits = []
     for _ in range(8):
@@ -64,14 +56,14 @@ def test_a_server_that_stays_bad_is_tried_ever_less_often(breaker: Breaker, cloc
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
-def test_a_trial_whose_caller_left_is_followed_by_another(breaker: Breaker, clock: Clock) -> None:
+def test_a_trial_whose_caller_left_is_followed_by_another(breaker: Breaker, clock: ManualClock) -> None:
     fail(breaker, 3)
     clock.now_s += 2
     breaker.leave(is_trial=breaker.begin())
     assert breaker.is_closed
 
 
-def test_what_began_before_says_nothing_of_the_trial(breaker: Breaker, clock: Clock) -> None:
+def test_what_began_before_says_nothing_of_the_trial(breaker: Breaker, clock: ManualClock) -> None:
     before = [breaker.begin() for _ in range(2)]
     fail(breaker, 3)
     clock.now_s += 1

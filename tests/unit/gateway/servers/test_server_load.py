@@ -4,6 +4,7 @@
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from clients.infer_messages import GenerateRequest
 from gateway.servers.choice import choose
@@ -31,22 +32,13 @@ nv_inference_count{model="tensorrt_llm",version="1"} 100
 """
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def servers(clock: Clock) -> list[Server]:
+def servers(clock: ManualClock) -> list[Server]:
     return [Server(name, NO_CLIENT, [MODEL], clock) for name in "abc"]
 
 
@@ -124,7 +116,7 @@ def test_a_server_that_tells_nothing_counts_as_the_others_on_average(servers: li
 
 
 def test_old_figures_are_not_used_and_where_all_are_old_the_gateways_own_requests_count(
-    servers: list[Server], clock: Clock
+    servers: list[Server], clock: ManualClock
 ) -> None:
     tell(servers[0], running=20)
     tell(servers[1], running=0)

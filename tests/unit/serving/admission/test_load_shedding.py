@@ -118,7 +118,7 @@ def test_an_engine_stands_idle_for_nobody_though_all_come_back_when_they_are_tol
     heapq.heapify(due)
     idle_s = 0.0
     running: dict[int, int] = {}  # the client of each request
-    while clock.now_s() < 60.0:
+    while clock.now_s() < 30.0:
         while due and due[0][0] <= clock.now_s():
             _, client = heapq.heappop(due)
             found.key += 1
@@ -136,8 +136,8 @@ def test_an_engine_stands_idle_for_nobody_though_all_come_back_when_they_are_tol
         for key in [key for key in running if key in found.run.ends]:
             heapq.heappush(due, (clock.now_s(), running.pop(key)))
     assert found.step > 0, "there was something to shed"
-    assert idle_s < 6.0
-    assert len(found.run.ends) > 0.5 * CAPACITY_PER_S * 60
+    assert idle_s < 3.0
+    assert len(found.run.ends) > 0.5 * CAPACITY_PER_S * 30
 
 
 def hint_s(refusal: str) -> float:
@@ -181,7 +181,10 @@ def test_a_load_that_swings_between_enter_and_leave_changes_nothing() -> None:
     found.check()
 
 
-@pytest.mark.parametrize("period_s", [0.3, 1.0, 3.0, 8.0])
+_SWINGS_S = (1.0, 8.0, *(pytest.param(period_s, marks=pytest.mark.soak) for period_s in (0.3, 3.0)))
+
+
+@pytest.mark.parametrize("period_s", _SWINGS_S)
 def test_no_swing_makes_it_flap(period_s: float) -> None:
     found = Shedding()
     found.go(40, lambda at: 4.0 if at % period_s < period_s / 2 else 0.1)

@@ -3,10 +3,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_here import run_here
 from demo_release import alter_a_byte, write_demo_release, write_gpu_release
 
 from ensemble_configs.releases.file_hashes import HashMemory
@@ -22,10 +22,9 @@ def release(tmp_path: Path) -> Path:
 
 
 def doctor(tmp_path: Path, *arguments: object, is_terminal: bool = False) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trireme", "doctor", *map(str, arguments)]
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200", "PATH": "/usr/bin:/bin"}
     env |= {"FORCE_COLOR": "1"} if is_terminal else {}  # to which rich writes as to a terminal
-    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    return run_here("doctor", *arguments, cwd=tmp_path, env=env)
 
 
 def write_deployment(tmp_path: Path, **changes: object) -> Path:

@@ -137,6 +137,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     site = tmp_path / "site"
     for name in ("transformers", "tensorrt_llm/_torch/pyexecutor", "openai/types/responses"):
         (site / name).mkdir(parents=True)
+    (site / "openai/__init__.py").touch()  # before the real one, which takes a second and a half to import
     (site / "tensorrt_llm/_torch/pyexecutor/py_executor.py").touch()
     (site / "openai/types/responses/response_content_part_added_event.py").write_text("PartReasoningText = 1")
     for name, version in (("tensorrt_llm", "1.2.1"), ("tensorrt", "10.14.1.48.post1")):

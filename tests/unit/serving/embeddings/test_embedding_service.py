@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from small_encoder import MAX_POSITIONS, VOCABULARY, WIDTH, ids_of, small_tokenizer, vector_of, write_encoder
 
-from ensemble_configs.render.embedding_config import DIMENSIONS, IDS, NUM_TOKENS, TEXTS, VECTORS, render_embedding_model
+from ensemble_configs.render.embedding_config import render_embedding_model
+from ensemble_configs.render.embedding_tensors import DIMENSIONS, IDS, NUM_TOKENS, TEXTS, VECTORS
 from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from serving.embeddings.embedding_service import AskedEmbeddings, EmbeddingService, Result
 from serving.engines.embedding.text_encoder import TextEncoder

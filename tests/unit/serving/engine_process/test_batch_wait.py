@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from admission_runs import request, small_engine
+from manual_clock import ManualClock
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
@@ -101,17 +102,7 @@ def test_a_request_alone_begins(batch_wait_s: float, is_admitting: bool) -> None
     assert engine.in_first_step == 1
 
 
-class Clock:
-    """A clock that the takes of requests move on."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-def arrivals(clock: Clock, *times_s: float) -> Callable[[float], bool]:
+def arrivals(clock: ManualClock, *times_s: float) -> Callable[[float], bool]:
     """Return what takes requests that arrive at these times."""
     left = list(times_s)
 
@@ -137,7 +128,7 @@ def arrivals(clock: Clock, *times_s: float) -> Callable[[float], bool]:
 def test_the_wait_ends_a_moment_after_the_last_or_when_it_has_been_long_enough(
     times_ms: tuple[float, ...], begins_ms: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    clock = ManualClock(0.0)
     monkeypatch.setattr(batch_wait, "time", clock)
     wait_for_company(arrivals(clock, *(each / 1000 for each in times_ms)), 0.001)
     assert clock.now_s * 1000 == pytest.approx(begins_ms)

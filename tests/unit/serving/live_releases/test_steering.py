@@ -5,26 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from serving.live_releases.steering import Steering
 from trireme.base.errors import RequestError, Unavailable
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Server:
     """A server with one operation that changes it, and one that does not."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock(0.0)
         steering = Steering(self.clock)
         handlers: Any = {"add": self._add, "status": lambda *_: {"is_ready": True}}
         self._handlers = steering.guarded(handlers, ["add"]) | steering.handlers()

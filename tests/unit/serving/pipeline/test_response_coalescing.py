@@ -4,17 +4,10 @@
 from functools import partial
 
 import pytest
+from manual_clock import ManualClock
 
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.pipeline.response_coalescing import ResponseCoalescer
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def token(key: int, token_id: int, finish_reason: FinishReason | None = None) -> TokenChunk:
@@ -49,7 +42,7 @@ def test_what_the_engine_says_of_a_stream_that_has_ended_changes_its_end_no_more
 
 
 def test_first_tokens_and_last_ones_do_not_wait_and_others_do() -> None:
-    clock = Clock()
+    clock = ManualClock()
     gather = ResponseCoalescer(lambda: 0.010, now_s=clock)
     assert gather.due([token(1, 10)]) == [TokenChunk(1, [10])]
     clock.now_s += 0.004
@@ -62,7 +55,7 @@ def test_first_tokens_and_last_ones_do_not_wait_and_others_do() -> None:
 
 
 def test_the_delay_may_change_and_holds_for_what_waits() -> None:
-    clock, delay_s = Clock(), 0.050
+    clock, delay_s = ManualClock(), 0.050
     gather = ResponseCoalescer(lambda: delay_s, now_s=clock)
     gather.due([token(1, 10)])
     clock.now_s += 0.010
@@ -72,7 +65,7 @@ def test_the_delay_may_change_and_holds_for_what_waits() -> None:
 
 
 def test_it_tells_how_long_the_stream_that_has_waited_longest_may_still_wait() -> None:
-    clock = Clock()
+    clock = ManualClock()
     gather = ResponseCoalescer(lambda: 0.010, now_s=clock)
     assert gather.wait_s() is None
     gather.due([token(1, 10)])
@@ -88,7 +81,7 @@ def test_it_tells_how_long_the_stream_that_has_waited_longest_may_still_wait() -
 
 
 def test_nothing_is_kept_of_a_stream_that_has_ended_or_an_engine_that_died() -> None:
-    clock = Clock()
+    clock = ManualClock()
     gather = ResponseCoalescer(lambda: 0.010, now_s=clock)
     gather.due([token(1, 10)])
     gather.due([token(1, 11, FinishReason.STOP)])

@@ -14,6 +14,7 @@ from typing import Any
 
 import ledger_witness
 import pytest
+from manual_clock import ManualClock
 
 import serving.shared_budget.shared_ledger
 from serving.shared_budget import ledger_file
@@ -25,19 +26,11 @@ from trireme.base.project_files import CODE_ROOT
 pytestmark = pytest.mark.slow
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Members:
     """The members of one ledger, on one clock."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.clock = path, Clock()
+        self.path, self.clock = path, ManualClock()
         self.joined: list[SharedLedger] = []
 
     def join(self, name: str, weight: float = 1.0, **counts: int) -> SharedLedger:
@@ -126,7 +119,7 @@ def test_the_wish_of_a_member_that_hangs_keeps_no_room_free_for_long(members: Me
 
 
 def starts_under_saturation(
-    ledgers: dict[str, SharedLedger], clock: Clock, *, num_steps: int, units: int
+    ledgers: dict[str, SharedLedger], clock: ManualClock, *, num_steps: int, units: int
 ) -> Counter[str]:
     """Return the starts of members that each want one unit more at any time; each unit is held for `units` steps."""
     running: deque[tuple[int, str]] = deque()

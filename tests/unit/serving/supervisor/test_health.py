@@ -9,17 +9,10 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from manual_clock import ManualClock
 
 from serving.supervisor.health import MAX_SILENCE_S, Health, HealthServer, Phase
 from trireme.base.errors import SpecError
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def answers(health: Health) -> tuple[bool, bool, bool]:
@@ -57,7 +50,7 @@ def test_a_dead_engine_makes_it_unready_until_it_is_back() -> None:
 
 @pytest.mark.parametrize("phase", ["loading", "serving", "restarting"])
 def test_a_supervision_that_does_not_go_round_is_not_live(phase: Phase) -> None:
-    clock = Clock()
+    clock = ManualClock()
     health = Health(clock)
     health.enter(phase)
 
@@ -71,7 +64,7 @@ def test_a_supervision_that_does_not_go_round_is_not_live(phase: Phase) -> None:
 
 
 def test_an_end_may_take_as_long_as_its_streams() -> None:
-    clock = Clock()
+    clock = ManualClock()
     health = Health(clock)
     health.enter("draining")
     clock.now_s += 10 * MAX_SILENCE_S

@@ -4,19 +4,12 @@
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 
 from serving.process.control_channel import Pulse
 from serving.supervisor import health_watch
 from serving.supervisor.health_watch import HealthWatch
 from serving.triton.triton_process import TritonProcess
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Server:
@@ -51,12 +44,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def watch(server: Server, clock: Clock) -> HealthWatch:
+def watch(server: Server, clock: ManualClock) -> HealthWatch:
     triton: TritonProcess = server  # type: ignore[assignment]
     return HealthWatch(triton, hang_timeout_s=10, clock=clock)
 
 
-def findings(health: HealthWatch, clock: Clock, seconds: int) -> list[str | None]:
+def findings(health: HealthWatch, clock: ManualClock, seconds: int) -> list[str | None]:
     """Return the findings of one look each second."""
     found = []
     for _ in range(seconds):
@@ -66,13 +59,13 @@ def findings(health: HealthWatch, clock: Clock, seconds: int) -> list[str | None
 
 
 def test_a_server_that_is_well_stays_well(server: Server) -> None:
-    clock = Clock()
+    clock = ManualClock()
     assert findings(watch(server, clock), clock, 100) == [None] * 100
 
 
 def test_a_server_that_has_ended_is_found_at_once(server: Server) -> None:
     server.exit_status = -9
-    assert watch(server, Clock()).failure() == "tritonserver ended by itself with status -9"
+    assert watch(server, ManualClock()).failure() == "tritonserver ended by itself with status -9"
 
 
 def test_an_adapter_that_died_before_the_server_is_told_of(server: Server) -> None:
@@ -93,7 +86,7 @@ def losses(server: Server, pulses: list[Pulse]) -> list[tuple[str, int, str]]:
         return True
 
     triton: TritonProcess = server  # type: ignore[assignment]
-    health = HealthWatch(triton, hang_timeout_s=10, clock=Clock(), lose=lose)
+    health = HealthWatch(triton, hang_timeout_s=10, clock=ManualClock(), lose=lose)
     server.pulses = dict(zip(server.pulses, pulses, strict=True))
     assert health.failure() is None
     server.exit_status = -6
@@ -102,27 +95,27 @@ def losses(server: Server, pulses: list[Pulse]) -> list[tuple[str, int, str]]:
 
 
 def test_an_adapter_that_refuses_is_dead_at_the_second_question(server: Server) -> None:
-    health = watch(server, Clock())
+    health = watch(server, ManualClock())
     server.pulses["preprocessing"] = Pulse.DEAD
     assert health.failure() is None  # it may be about to listen
     assert health.failure() == "the process of model preprocessing died"
 
 
 def test_an_adapter_that_was_only_about_to_listen_is_not_dead(server: Server) -> None:
-    health = watch(server, Clock())
+    health = watch(server, ManualClock())
     for pulse in (Pulse.DEAD, Pulse.ALIVE, Pulse.DEAD, Pulse.ALIVE):
         server.pulses["preprocessing"] = pulse
         assert health.failure() is None
 
 
 def test_an_adapter_that_was_unloaded_is_not_dead(server: Server) -> None:
-    clock = Clock()
+    clock = ManualClock()
     server.pulses["preprocessing"] = Pulse.CLOSED
     assert findings(watch(server, clock), clock, 100) == [None] * 100
 
 
 def test_a_silent_adapter_is_hung_when_its_time_is_over(server: Server) -> None:
-    clock = Clock()
+    clock = ManualClock()
     health = watch(server, clock)
     assert findings(health, clock, 5) == [None] * 5
     server.pulses["tensorrt_llm"] = Pulse.SILENT
@@ -131,7 +124,7 @@ def test_a_silent_adapter_is_hung_when_its_time_is_over(server: Server) -> None:
 
 
 def test_an_adapter_that_is_slow_now_and_then_is_not_hung(server: Server) -> None:
-    clock = Clock()
+    clock = ManualClock()
     health = watch(server, clock)
     for _ in range(5):
         server.pulses["tensorrt_llm"] = Pulse.SILENT
@@ -141,7 +134,7 @@ def test_an_adapter_that_is_slow_now_and_then_is_not_hung(server: Server) -> Non
 
 
 def test_a_silent_server_is_hung_when_its_time_is_over(server: Server) -> None:
-    clock = Clock()
+    clock = ManualClock()
     health = watch(server, clock)
     assert health.failure() is None
     server.is_answering = False
@@ -149,7 +142,7 @@ def test_a_silent_server_is_hung_when_its_time_is_over(server: Server) -> None:
 
 
 def test_a_process_that_waits_for_a_stopped_server_is_not_the_one_to_name(server: Server) -> None:
-    clock, lost = Clock(), []
+    clock, lost = ManualClock(), []
 
     def lose(name: str, version: int, _reason: str) -> bool:
         lost.append((name, version))
@@ -167,7 +160,7 @@ def test_a_process_that_waits_for_a_stopped_server_is_not_the_one_to_name(server
 
 
 def test_a_stopped_process_is_named_as_that(server: Server) -> None:
-    clock = Clock()
+    clock = ManualClock()
     health = watch(server, clock)
     server.pulses["preprocessing"] = Pulse.SILENT
     server.stopped = {"preprocessing"}
@@ -176,7 +169,7 @@ def test_a_stopped_process_is_named_as_that(server: Server) -> None:
 
 
 def test_what_the_server_can_do_without_is_lost_once(server: Server) -> None:
-    clock, lost = Clock(), []
+    clock, lost = ManualClock(), []
 
     def lose(name: str, version: int, reason: str) -> bool:
         lost.append((name, version, reason))
@@ -192,7 +185,7 @@ def test_what_the_server_can_do_without_is_lost_once(server: Server) -> None:
 
 
 def test_an_engine_that_is_started_again_is_told_and_is_no_failure(server: Server) -> None:
-    health = watch(server, Clock())
+    health = watch(server, ManualClock())
     server.pulses["tensorrt_llm"] = Pulse.ENGINE_DEAD
     assert health.failure() is None
     assert health.dead_engines == {("tensorrt_llm", 1)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from manual_clock import ManualClock
 
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
@@ -163,16 +164,6 @@ def test_a_start_that_sticks_is_tried_again_as_one_that_crashes(tmp_path: Path) 
     assert told[:3] == [lost, lost, "welcome"]
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 STABLE = ("preprocessing-1", "tensorrt_llm-1", "postprocessing-1", "ensemble-1", "tensorrt_llm_bls-1")
 OF_A_CANDIDATE = ("preprocessing-2", "tensorrt_llm-2", "postprocessing-2", "ensemble_canary-2")
 
@@ -183,7 +174,7 @@ def deployment(**more: object) -> DeploymentSpec:
 
 
 def test_a_start_is_stuck_once_every_adapter_has_been_ready_for_long(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     load = StuckLoad(deployment(), tmp_path, clock)
     for name in STABLE[1:]:
         (tmp_path / f"{name}-abcd.sock").touch()
@@ -198,7 +189,7 @@ def test_a_start_is_stuck_once_every_adapter_has_been_ready_for_long(tmp_path: P
 
 
 def test_all_processes_of_a_model_and_of_a_candidate_are_waited_for(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     candidate = {"release": 2, "tokenizer": {"dir": "/t"}, "engine": {"provider": "simulated"}}
     spec = deployment(other_releases=[candidate], canary=2, instances={"preprocessing": 2})
     load = StuckLoad(spec, tmp_path, clock)
@@ -215,7 +206,7 @@ def test_all_processes_of_a_model_and_of_a_candidate_are_waited_for(tmp_path: Pa
 
 
 def test_an_embedding_model_is_waited_for(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     embedding = {"name": "embed", "dir": "/models/embed", "pooling": "mean"}
     load = StuckLoad(deployment(embedding_models=[embedding]), tmp_path, clock)
     for name in STABLE:
@@ -230,7 +221,7 @@ def test_an_embedding_model_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_nothing_is_said_of_a_server_that_also_loads_models_of_the_user(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     model = tmp_path / "mine"
     (model / "1").mkdir(parents=True)
     (model / "config.pbtxt").write_text('backend: "python"\n')

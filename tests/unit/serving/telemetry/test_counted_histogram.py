@@ -5,6 +5,7 @@ import random
 
 import pytest
 import triton_python_backend_utils as pb_utils
+from manual_clock import ManualClock
 
 from serving.telemetry import counted_histogram
 from serving.telemetry.counted_histogram import CountedHistogram
@@ -25,13 +26,6 @@ def shown(found: CountedHistogram) -> dict[str, float]:
     }
 
 
-class Clock:
-    now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 def test_nothing_is_observed_at_first() -> None:
     found = histogram()
     found.flush()
@@ -39,7 +33,7 @@ def test_nothing_is_observed_at_first() -> None:
 
 
 def test_each_bucket_counts_what_is_not_above_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = ManualClock()
     monkeypatch.setattr(counted_histogram, "time", clock)
     found = histogram()
     for value in (0.25, 0.3, 11):

@@ -6,6 +6,7 @@ import time
 import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
+from manual_clock import ManualClock
 
 from serving.engines.seam.base import AdmissionStats, CancelStats, EngineInfo, EngineStats
 from serving.telemetry import engine_metrics
@@ -16,17 +17,9 @@ BUSIER = EngineStats(num_running=4, num_waiting=0, num_used_kv_blocks=8, num_kv_
 IDLE = EngineStats(num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=10, num_steps=3)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
     monkeypatch.setattr(engine_metrics, "time", clock)
     return clock
 
@@ -49,7 +42,7 @@ def shown(metrics: EngineMetrics) -> dict[str, float]:
     return found
 
 
-def test_names_and_labels_are_those_of_tensorrt_llms_backend(clock: Clock, metrics: EngineMetrics) -> None:
+def test_names_and_labels_are_those_of_tensorrt_llms_backend(clock: ManualClock, metrics: EngineMetrics) -> None:
     assert clock.now_s
     metrics.update(BUSY)
     found = shown(metrics)
@@ -74,7 +67,7 @@ def used(metrics: EngineMetrics) -> float:
     return shown(metrics)["nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/used"]
 
 
-def test_they_change_ten_times_a_second_at_most(clock: Clock, metrics: EngineMetrics) -> None:
+def test_they_change_ten_times_a_second_at_most(clock: ManualClock, metrics: EngineMetrics) -> None:
     metrics.update(BUSY)
     clock.now_s += 0.09
     metrics.update(BUSIER)
@@ -84,14 +77,14 @@ def test_they_change_ten_times_a_second_at_most(clock: Clock, metrics: EngineMet
     assert used(metrics) == 8
 
 
-def test_an_engine_that_has_become_idle_is_shown_at_once(clock: Clock, metrics: EngineMetrics) -> None:
+def test_an_engine_that_has_become_idle_is_shown_at_once(clock: ManualClock, metrics: EngineMetrics) -> None:
     assert clock.now_s
     metrics.update(BUSY)
     metrics.update(IDLE)
     assert used(metrics) == 0
 
 
-def test_an_engine_of_short_requests_is_seen_at_work(clock: Clock, metrics: EngineMetrics) -> None:
+def test_an_engine_of_short_requests_is_seen_at_work(clock: ManualClock, metrics: EngineMetrics) -> None:
     seen = []
     for _ in range(20):
         for stats in (BUSY, IDLE):
@@ -102,7 +95,7 @@ def test_an_engine_of_short_requests_is_seen_at_work(clock: Clock, metrics: Engi
 
 
 def test_a_gauge_that_has_not_changed_costs_no_message(
-    clock: Clock, metrics: EngineMetrics, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, metrics: EngineMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics.update(BUSY)
     messages: list[float] = []
@@ -118,7 +111,7 @@ def test_a_gauge_that_has_not_changed_costs_no_message(
     assert messages[8:] == [4, 0, 0.8], "running, waiting, usage"
 
 
-def test_cancels_are_counted_by_outcome_over_the_lives_of_engines(clock: Clock, metrics: EngineMetrics) -> None:
+def test_cancels_are_counted_by_outcome_over_the_lives_of_engines(clock: ManualClock, metrics: EngineMetrics) -> None:
     metrics.update(BUSY)
     assert not any("cancels" in name for name in shown(metrics)), "none yet"
     name = "trireme_engine_cancels_total/outcome/unconfirmed"
@@ -130,7 +123,9 @@ def test_cancels_are_counted_by_outcome_over_the_lives_of_engines(clock: Clock, 
     assert "trireme_engine_cancels_total/outcome/confirmed" not in shown(metrics)
 
 
-def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(clock: Clock, metrics: EngineMetrics) -> None:
+def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(
+    clock: ManualClock, metrics: EngineMetrics
+) -> None:
     metrics.update(BUSY)
     assert "trireme_preemptions_total" not in shown(metrics)
     for num_preemptions, total in ((0, 0), (3, 3), (3, 3), (5, 5), (None, 5), (5, 10)):
@@ -139,7 +134,7 @@ def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(clock: Cloc
         assert shown(metrics)["trireme_preemptions_total"] == total
 
 
-def test_who_waits_and_who_was_refused_is_shown_by_class(clock: Clock, metrics: EngineMetrics) -> None:
+def test_who_waits_and_who_was_refused_is_shown_by_class(clock: ManualClock, metrics: EngineMetrics) -> None:
     def of_admission() -> dict[str, float]:
         return {name: value for name, value in shown(metrics).items() if "class" in name}
 
@@ -175,7 +170,7 @@ def test_whether_the_files_are_verified_is_shown_of_engines_that_have_some(
     assert shown(metrics).get("trireme_engine_verified") == expected
 
 
-def test_the_step_of_the_ladder_is_shown_where_there_is_one(clock: Clock, metrics: EngineMetrics) -> None:
+def test_the_step_of_the_ladder_is_shown_where_there_is_one(clock: ManualClock, metrics: EngineMetrics) -> None:
     for step, expected in ((None, None), (2, 2), (1, 1)):
         clock.now_s += 1
         of_admission = AdmissionStats(num_waiting={}, num_refused={}, degradation_step=step)

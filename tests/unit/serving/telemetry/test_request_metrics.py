@@ -3,6 +3,7 @@
 
 import pytest
 import triton_python_backend_utils as pb_utils
+from manual_clock import ManualClock
 
 from serving.admission.joined_perf import joined_perf
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
@@ -11,20 +12,9 @@ from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_observer import UNTRACED, SequenceObserver
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def time_ns(self) -> int:
-        return int(self.now_s * 1e9)
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
     for module in (request_metrics, request_observer):
         monkeypatch.setattr(module, "time", clock)
     return clock
@@ -35,7 +25,7 @@ def metrics() -> RequestMetrics:
     return RequestMetrics(pb_utils.MetricFamily, model="ensemble", version="2")
 
 
-def begin(metrics: RequestMetrics, clock: Clock) -> SequenceObserver:
+def begin(metrics: RequestMetrics, clock: ManualClock) -> SequenceObserver:
     sequence = UNTRACED.begin_sequence(metrics, num_prompt_tokens=7, kv_block_tokens=16)
     sequence.arrival_s, sequence.arrival_ns = clock.monotonic(), clock.time_ns()
     return sequence
@@ -68,7 +58,7 @@ def counted(metrics: RequestMetrics) -> dict[str, float]:
     }
 
 
-def test_a_stream_leaves_its_latencies_and_its_tokens(clock: Clock, metrics: RequestMetrics) -> None:
+def test_a_stream_leaves_its_latencies_and_its_tokens(clock: ManualClock, metrics: RequestMetrics) -> None:
     sequence = begin(metrics, clock)
     clock.now_s += 0.25
     sequence.note_chunk(TokenChunk(1, [5]))
@@ -90,17 +80,17 @@ def test_a_stream_leaves_its_latencies_and_its_tokens(clock: Clock, metrics: Req
     }
 
 
-def test_nothing_is_sent_to_the_server_for_a_single_response(clock: Clock, metrics: RequestMetrics) -> None:
+def test_nothing_is_sent_to_the_server_for_a_single_response(clock: ManualClock, metrics: RequestMetrics) -> None:
     begin(metrics, clock).note_chunk(TokenChunk(1, [5]))
     assert not any(metric.observed for metric in metrics._histograms.values())
 
 
-def test_one_token_has_no_time_per_token(clock: Clock, metrics: RequestMetrics) -> None:
+def test_one_token_has_no_time_per_token(clock: ManualClock, metrics: RequestMetrics) -> None:
     begin(metrics, clock).note_chunk(TokenChunk(1, [5], FinishReason.STOP))
     assert "trireme_time_per_output_token_seconds" not in observed(metrics)
 
 
-def test_what_the_engine_tells_of_a_request_is_counted(clock: Clock, metrics: RequestMetrics) -> None:
+def test_what_the_engine_tells_of_a_request_is_counted(clock: ManualClock, metrics: RequestMetrics) -> None:
     sequence = begin(metrics, clock)
     perf = PerfMetrics(
         arrival_time_ns=0,
@@ -126,7 +116,7 @@ def perf_with(**known: int) -> PerfMetrics:
 
 
 def test_lookups_in_the_kv_cache_are_not_there_before_an_engine_tells_them(
-    clock: Clock, metrics: RequestMetrics
+    clock: ManualClock, metrics: RequestMetrics
 ) -> None:
     def names() -> set[str]:
         metrics.flush()
@@ -168,14 +158,14 @@ def test_what_a_later_piece_of_a_request_finds_of_the_earlier_ones_is_no_hit() -
     ],
 )
 def test_every_request_is_counted_by_how_it_ended(
-    clock: Clock, metrics: RequestMetrics, chunk: TokenChunk, reason: str
+    clock: ManualClock, metrics: RequestMetrics, chunk: TokenChunk, reason: str
 ) -> None:
     begin(metrics, clock).note_chunk(chunk)
     assert counted(metrics)["trireme_requests_total" + reason] == 1
 
 
 def test_a_client_that_leaves_without_a_token_has_waited_so_long_at_least(
-    clock: Clock, metrics: RequestMetrics
+    clock: ManualClock, metrics: RequestMetrics
 ) -> None:
     sequence = begin(metrics, clock)
     clock.now_s += 30
@@ -189,7 +179,7 @@ def test_a_client_that_leaves_without_a_token_has_waited_so_long_at_least(
     assert observed(metrics)["trireme_time_to_first_token_seconds"] == [30, 1], "one that left later has its own"
 
 
-def test_what_the_engine_never_had_is_an_error_and_no_tokens(clock: Clock, metrics: RequestMetrics) -> None:
+def test_what_the_engine_never_had_is_an_error_and_no_tokens(clock: ManualClock, metrics: RequestMetrics) -> None:
     begin(metrics, clock).note_refusal()
     assert counted(metrics) == {"trireme_requests_totalerror": 1}
     assert observed(metrics) == {}

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
+from manual_clock import ManualClock
 
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import (
@@ -204,16 +205,9 @@ def test_the_account_costs_less_than_a_hundredth_of_a_step_of_ten_milliseconds()
 # What Prometheus sees
 
 
-class Clock:
-    now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
     monkeypatch.setattr(step_metrics, "time", clock)
     return clock
 
@@ -241,7 +235,7 @@ INFO = EngineInfo(
 )  # fmt: skip
 
 
-def test_only_what_is_known_of_the_engine_is_shown(clock: Clock, metrics: StepMetrics) -> None:
+def test_only_what_is_known_of_the_engine_is_shown(clock: ManualClock, metrics: StepMetrics) -> None:
     assert clock.now_s
     metrics.describe(INFO)
     assert shown(metrics) == {"max_num_seqs": 64, "weight_bytes": 1e9, "kv_bytes_per_token": 2048, "up": 1}
@@ -249,7 +243,7 @@ def test_only_what_is_known_of_the_engine_is_shown(clock: Clock, metrics: StepMe
     assert "steps_total" not in shown(metrics), "an engine that does not tell has no counters"
 
 
-def test_counters_begin_at_zero_and_go_on_twice_a_second(clock: Clock, metrics: StepMetrics) -> None:
+def test_counters_begin_at_zero_and_go_on_twice_a_second(clock: ManualClock, metrics: StepMetrics) -> None:
     metrics.show(StepStats(), is_up=True)
     assert shown(metrics) == dict.fromkeys(
         (
@@ -267,7 +261,7 @@ def test_counters_begin_at_zero_and_go_on_twice_a_second(clock: Clock, metrics: 
 
 
 def test_an_engine_that_is_started_again_counts_on_and_nothing_of_the_last_one_is_lost(
-    clock: Clock, metrics: StepMetrics
+    clock: ManualClock, metrics: StepMetrics
 ) -> None:
     metrics.show(stats(10), is_up=True)
     clock.now_s += 0.1

@@ -55,8 +55,9 @@ def test_many_requests_without_an_event_prove_no_more_than_few(events: float, ot
     assert evidence(events, others, share) <= 0
 
 
-def test_looking_after_every_event_leaves_the_false_alarms_at_alpha() -> None:
-    rng, alpha, rollouts = np.random.default_rng(4), 0.05, 4000
+@pytest.mark.parametrize("rollouts", [800, pytest.param(4000, marks=pytest.mark.soak)])
+def test_looking_after_every_event_leaves_the_false_alarms_at_alpha(rollouts: int) -> None:
+    rng, alpha = np.random.default_rng(4), 0.05
     for share in (0.5, 0.1):
         events = (rng.random((rollouts, 300)) < share).cumsum(axis=1).astype(float)
         found = log_evidence_over(events, np.arange(1, 301) - events, np.full(events.shape, share))
@@ -66,9 +67,10 @@ def test_looking_after_every_event_leaves_the_false_alarms_at_alpha() -> None:
 
 @pytest.mark.parametrize("rate", [0.01, 0.3], ids=["rare", "common"])
 @pytest.mark.parametrize("share", [0.5, 0.1], ids=["half", "a tenth"])
-def test_a_split_by_chance_leaves_the_false_alarms_at_alpha(rate: float, share: float) -> None:
+@pytest.mark.parametrize("rollouts", [500, pytest.param(1500, marks=pytest.mark.soak)])
+def test_a_split_by_chance_leaves_the_false_alarms_at_alpha(rate: float, share: float, rollouts: int) -> None:
     # The share of the requests is the one that was seen, at each look.
-    rng, alpha, rollouts = np.random.default_rng(9), 0.05, 1500
+    rng, alpha = np.random.default_rng(9), 0.05
     candidate = rng.random((rollouts, 1500)) < share
     event = rng.random((rollouts, 1500)) < rate
     seen = candidate.cumsum(axis=1) / np.arange(1, 1501)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from key_places import Clock
+from manual_clock import UNIX_S, ManualClock
 from oidc_provider import SigningKey
 
 from clients.openai_api.api_error import ApiError
@@ -33,7 +33,7 @@ class Scripted:
         return KeySet([key.jwk for key in self.keys_now], algorithms=("ES256",))
 
 
-def run(provider: Scripted, clock: Clock, test: Callable[[ProviderKeys], Awaitable[Any]]) -> None:
+def run(provider: Scripted, clock: ManualClock, test: Callable[[ProviderKeys], Awaitable[Any]]) -> None:
     async def inside() -> None:
         async with ProviderKeys(provider, refresh_s=3600, grace_s=4000, monotonic_s=clock) as keys:
             await test(keys)
@@ -48,7 +48,7 @@ async def refusal(keys: ProviderKeys, key_id: str) -> tuple[int, str]:
 
 
 def test_a_known_key_costs_no_question() -> None:
-    provider, clock = Scripted(OLD), Clock()
+    provider, clock = Scripted(OLD), ManualClock(UNIX_S)
 
     async def test(keys: ProviderKeys) -> None:
         for _ in range(50):
@@ -59,7 +59,7 @@ def test_a_known_key_costs_no_question() -> None:
 
 
 def test_a_new_key_is_found_at_once_and_the_old_one_goes_with_the_set() -> None:
-    provider, clock = Scripted(OLD), Clock()
+    provider, clock = Scripted(OLD), ManualClock(UNIX_S)
 
     async def test(keys: ProviderKeys) -> None:
         old = await keys.find("old", "ES256")
@@ -76,7 +76,7 @@ def test_a_new_key_is_found_at_once_and_the_old_one_goes_with_the_set() -> None:
 
 
 def test_unknown_keys_make_the_provider_work_now_and_then() -> None:
-    provider, clock = Scripted(OLD), Clock()
+    provider, clock = Scripted(OLD), ManualClock(UNIX_S)
 
     async def test(keys: ProviderKeys) -> None:
         await keys.find("old", "ES256")
@@ -94,7 +94,7 @@ def test_unknown_keys_make_the_provider_work_now_and_then() -> None:
 
 
 def test_known_keys_outlive_the_provider_for_their_grace(caplog: pytest.LogCaptureFixture) -> None:
-    provider, clock = Scripted(OLD), Clock()
+    provider, clock = Scripted(OLD), ManualClock(UNIX_S)
     caplog.set_level(logging.INFO)
 
     async def test(keys: ProviderKeys) -> None:
@@ -119,7 +119,7 @@ def test_known_keys_outlive_the_provider_for_their_grace(caplog: pytest.LogCaptu
 
 
 def test_without_any_set_nobody_can_tell_and_nobody_waits() -> None:
-    provider, clock = Scripted(), Clock()
+    provider, clock = Scripted(), ManualClock(UNIX_S)
     provider.keys_now = None
 
     async def test(keys: ProviderKeys) -> None:
@@ -151,4 +151,4 @@ def test_a_fault_of_ours_does_not_end_the_looks() -> None:
         await keys.refresh()
         assert (await keys.find("old", "ES256")).id == "old"
 
-    run(Broken(OLD), Clock(), test)
+    run(Broken(OLD), ManualClock(UNIX_S), test)

@@ -148,7 +148,7 @@ class Bench:
 
 
 @pytest.mark.parametrize(
-    "num_requests", [pytest.param(40, id="sample"), pytest.param(2000, id="all", marks=pytest.mark.soak)]
+    "num_requests", [pytest.param(20, id="sample"), pytest.param(2000, id="all", marks=pytest.mark.soak)]
 )
 def test_the_count_is_that_of_the_steps_while_blocks_are_overwritten(num_requests: int) -> None:
     bench = Bench(num_blocks=24, seed=1)

@@ -92,10 +92,13 @@ def test_sequences_of_one_request_that_goes_on_from_an_earlier_one_are_equal(pla
     assert sharing.ask([prompt] * 4) == plain.ask([prompt]) * 4
 
 
-def test_conversations_that_branch_at_random_answer_as_each_alone(plain: Asker, sharing: Asker) -> None:
+@pytest.mark.parametrize("num_rounds", [5, pytest.param(12, marks=pytest.mark.soak)])
+def test_conversations_that_branch_at_random_answer_as_each_alone(
+    plain: Asker, sharing: Asker, num_rounds: int
+) -> None:
     rng = random.Random(3)
     known = [tokens_of(text) for text in (*QUESTIONS, STORY)]
-    for _ in range(12):
+    for _ in range(num_rounds):
         prompts = []
         for _ in range(rng.randrange(1, 7)):
             base = rng.choice(known)

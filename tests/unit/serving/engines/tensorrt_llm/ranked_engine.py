@@ -10,8 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import trtllm_generator
-from fake_tensorrt_llm import write_checkpoint
+from fake_tensorrt_llm import fake_folder, write_checkpoint
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 from trtllm_tools import write_nvidia_smi
@@ -94,10 +93,9 @@ class World:
         for made in (self.run_dir, self.memory, self.bin):
             made.mkdir()
         write_nvidia_smi(self.bin)
-        trtllm_generator.write_fake(folder / "packages")
-        fakes = Path(trtllm_generator.__file__).parent
+        fakes = CODE_ROOT / "tests/fakes"
         self._monkeypatch = monkeypatch
-        self.setenv("PYTHONPATH", os.pathsep.join([str(folder / "packages"), str(fakes)]))
+        self.setenv("PYTHONPATH", os.pathsep.join([fake_folder(), str(fakes)]))
         self.setenv("PATH", os.pathsep.join([str(self.bin), str(MPIRUN.parent), os.environ["PATH"]]))
         self.setenv(RUN_DIR_VARIABLE, str(self.run_dir))
         self.setenv("FAKE_GPU_MEMORY", str(self.memory))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import trtllm_generator
-from fake_tensorrt_llm import write_checkpoint, write_engine
+from fake_tensorrt_llm import fake_folder, write_checkpoint, write_engine
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 
@@ -25,6 +24,7 @@ from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.text.tokenizer_files import load_tokenizer
 from trireme.base.errors import ServerError, Unavailable
+from trireme.base.project_files import CODE_ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -65,9 +65,8 @@ def client_of(
     engine: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> tuple[EngineClient, Recorder]:
     """Return a client whose engine process finds the fake of a version."""
-    trtllm_generator.write_fake(tmp_path / "packages", version=version)
-    fakes = Path(trtllm_generator.__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), str(fakes)]))
+    path = [str(tmp_path / "first"), fake_folder(version), str(CODE_ROOT / "tests/fakes")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     spec = DeploymentSpec.of_one(name="test", tokenizer=TokenizerSpec(dir=TOKENIZER), engine=engine)
     write_repository(spec, root=tmp_path / "repository", source="test.yaml")
     recorder = Recorder()
@@ -163,7 +162,8 @@ def test_upstreams_processes_are_shut_down_with_the_engine(
 ) -> None:
     monkeypatch.setenv("NOTED_SHUTDOWN", str(tmp_path / "shut down"))
     client, _ = client_of(engine, tmp_path, monkeypatch, "1.2.1")
-    (tmp_path / "packages" / "sitecustomize.py").write_text(NOTING_SHUTDOWN)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(NOTING_SHUTDOWN)
     client.start()
     submit(client, 1, max_tokens=500)
     client.close()
