@@ -161,7 +161,7 @@ def _other_provider(draw: _Draw) -> None:
     place = draw.random.choice(tagged)
     key = "provider" if "provider" in place.spec.model_fields else "method"
     others = {
-        "provider": ["openvino", "simulated", "tensorrt", "pytorch", "vllm"],
+        "provider": ["openvino", "simulated", "tensorrt", "pytorch", "vllm", "sglang"],
         "method": ["lookahead", "medusa", "eagle", "ngram", "mtp", "eagle3", "draft_target", "magic"],
     }[key]
     draw.put(place, key, draw.random.choice([each for each in others if each != draw.at(place.path)[key]]))

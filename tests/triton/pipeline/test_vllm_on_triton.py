@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real vLLM for CPUs behind Triton: its text, its prefix cache, what ends it, and wrong requests beside good ones."""
+"""The real vLLM for CPUs behind Triton: its text, its prefix cache, what ends it, and random requests."""
 
 import json
 import signal
@@ -89,7 +89,9 @@ def test_a_shared_beginning_is_found_in_the_prefix_cache_and_counted(server: Run
 def test_an_answer_follows_its_guide(server: RunningServer) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}
     with TritonClient(server.url) as client:
-        asked = request("23 + 45 =", 60, guided_decoding_guide_type="json_schema", guided_decoding_guide=json.dumps(schema))
+        asked = request(
+            "23 + 45 =", 60, guided_decoding_guide_type="json_schema", guided_decoding_guide=json.dumps(schema)
+        )
         answer = text_of(client, asked)
         assert isinstance(json.loads(answer)["n"], bool)
 
