@@ -167,7 +167,9 @@ def _other_provider(draw: _Draw) -> None:
     draw.put(place, key, draw.random.choice([each for each in others if each != draw.at(place.path)[key]]))
     if draw.random.random() < 0.5:  # whoever changes it knows what else has to be changed
         engine = draw.at(place.path)
-        folder = {"openvino": OPENVINO_DIR, "tensorrt": "/engine", "pytorch": "/engine"}.get(engine.get("provider"))
+        folder = {"openvino": OPENVINO_DIR, "tensorrt": "/engine", "pytorch": "/engine", "vllm": "/engine"}.get(
+            engine.get("provider")
+        )
         engine.pop("dir", None)
         engine |= {} if folder is None else {"dir": folder}
 
