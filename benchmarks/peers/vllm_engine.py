@@ -35,6 +35,7 @@ def deployment() -> DeploymentSpec:
         dir=model_files.CHECKPOINT,
         venv_dir=VENV,
         max_seq_len=spec.model.engine.max_seq_len,
+        device="cpu",
         kv_cache_bytes=KV_GIB * 2**30,
         load_timeout_s=600.0,
     )

@@ -164,7 +164,7 @@ def unbounded_caches(models: Sequence[ModelSpec]) -> Iterator[str]:
     same time. Not refused when the file is read: `trireme plan --deployment` reads it and proposes what to set.
     """
     engines = [(model.name, release) for model in models for release in model.releases]
-    on_gpu = [(name, release) for name, release in engines if isinstance(release.engine, _OnGpus)]
+    on_gpu = [(name, release) for name, release in engines if isinstance(release.engine, _OnGpus) and release.num_gpus]
     for number, (name, release) in enumerate(on_gpu):
         others = [other for at, (other, of) in enumerate(on_gpu) if at != number and set(release.gpus) & set(of.gpus)]
         assert isinstance(release.engine, _OnGpus)

@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Boolean, Number, Positive, PositiveSize
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
@@ -22,6 +22,7 @@ class VllmEngineSpec(ProviderSpec):
         default=None,
         description="virtual environment with vLLM, of which bin/python runs the engine; none: the server's own",
     )
+    device: Literal["gpu", "cpu"] = Field(default="gpu", description="what the installed vLLM was built for")
     vllm: Annotated[str, Field(pattern=r"^\d+\.\d+")] | None = Field(
         default=None, description="version that serves it; none: any whose names were read"
     )
@@ -36,7 +37,8 @@ class VllmEngineSpec(ProviderSpec):
         default=None, description="tokens of a KV block; none: vLLM's choice, 16 on most GPUs and 128 on a CPU"
     )
     kv_cache_bytes: PositiveSize | None = Field(
-        default=None, description="memory for the KV cache; none: of a GPU, what gpu_memory_utilization leaves"
+        default=None,
+        description="memory for the KV cache, of all ranks alike; none: what gpu_memory_utilization leaves",
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = Field(
         default="auto", description="number format of the KV cache; auto: the model's"
@@ -60,7 +62,7 @@ class VllmEngineSpec(ProviderSpec):
 
     @property
     def world_size(self) -> int:
-        """GPUs of one engine."""
+        """Ranks of one engine; on GPUs, one on each."""
         return self.tp_size * self.pp_size
 
     @property
@@ -72,3 +74,9 @@ class VllmEngineSpec(ProviderSpec):
     def batch_wait_s(self) -> float:
         """Seconds that an idle engine waits, after a request, for another one."""
         return self.batch_wait_ms / 1000
+
+    @model_validator(mode="after")
+    def _a_host_keeps_its_memory(self) -> "VllmEngineSpec":
+        if self.device == "cpu" and self.kv_cache_bytes is None:
+            raise ValueError("device: cpu needs kv_cache_bytes; without it vLLM takes nine tenths of the host's memory")
+        return self

@@ -55,6 +55,7 @@ class VllmEngine(Engine):
             SpecError: vLLM cannot load the model in this way.
         """
         check_max_seq_len(spec, model)
+        _check_device(spec, upstream)
         self._upstream = upstream
         self._is_salted = spec.is_cache_salted
         try:
@@ -183,3 +184,18 @@ class VllmEngine(Engine):
         """End the core and its workers."""
         self._running.clear()
         self._core.shutdown()
+
+
+def _check_device(spec: VllmEngineSpec, upstream: Upstream) -> None:
+    """Check that the installed vLLM is built for the deployment's device.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if (upstream.device == "cpu") != (spec.device == "cpu"):
+        raise SpecError(
+            f"engine.device is {spec.device}, and the installed vLLM is built for {upstream.device}; set "
+            "engine.device, or name an environment with another vLLM in engine.venv_dir",
+            field="engine.device",
+            value=spec.device,
+        )

@@ -108,6 +108,7 @@ class Upstream:
     """An installation of vLLM."""
 
     version: str
+    device: str  # "cpu", "cuda", ...: what it was built for
     make_engine_args: Callable[..., Any]
     make_core: Callable[[Any], Core]
     make_sampling_params: Callable[..., Any]
@@ -162,6 +163,7 @@ def load_upstream() -> Upstream:
     engine = importlib.import_module("vllm.v1.engine")
     return Upstream(
         version=installed_version(),
+        device=str(importlib.import_module("vllm.platforms").current_platform.device_type),
         make_engine_args=arguments.EngineArgs,
         make_core=_make_core,
         make_sampling_params=sampling.SamplingParams,

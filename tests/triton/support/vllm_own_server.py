@@ -25,6 +25,7 @@ ENGINE: dict[str, object] = {
     "dir": str(MODEL),
     "venv_dir": str(VENV),
     "kv_block_tokens": 32,
+    "device": "cpu",
     "kv_cache_bytes": 2**26,
     "is_compiled": False,
 }

