@@ -8,8 +8,16 @@ from pydantic import Field
 
 from ensemble_configs.spec.base import Boolean, Number, Positive, PositiveSize
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.provider_spec import BATCH_WAIT, ProviderSpec
+from ensemble_configs.spec.engine.speculation_specs import (
+    DraftTargetSpec,
+    Eagle3Spec,
+    PromptLookupSpec,
+    accepted_at_once,
+)
 
+VllmSpeculation = PromptLookupSpec | DraftTargetSpec | Eagle3Spec
 _MAX_RANKS = 1024  # of one engine; more is a mistake
 
 
@@ -56,7 +64,14 @@ class VllmEngineSpec(ProviderSpec):
     num_threads: Positive | None = Field(
         default=None, le=1024, description="CPU threads of an engine on a CPU; none: all cores"
     )
+    lora: LoraSpec | None = None
+    speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None
     batch_wait_ms: Number = Field(default=1.0, ge=0, le=100, description=BATCH_WAIT)
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """With all drafts accepted."""
+        return accepted_at_once(self.speculation)
 
     @property
     def world_size(self) -> int:

@@ -14,9 +14,9 @@ from ensemble_configs.spec.engine.speculation_specs import (
     DraftTargetSpec,
     MedusaSpec,
 )
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import (
     CacheTransceiverSpec,
-    LoraSpec,
     PyTorchEngineSpec,
     TensorRtEngineSpec,
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from lora_adapters import write_adapter, write_safetensors
 
-from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from serving.engines.seam.adapter_check import ModelSizes, check_adapter
 from serving.engines.seam.adapter_folder import Adapter, AdapterFolder, engine_modules, model_sizes
 from serving.supervisor.adapters_command import KEPT_S

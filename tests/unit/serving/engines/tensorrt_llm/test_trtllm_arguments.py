@@ -25,9 +25,9 @@ from ensemble_configs.spec.engine.speculation_specs import (
     MtpSpec,
     NGramSpec,
 )
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import (
     CacheTransceiverSpec,
-    LoraSpec,
     PyTorchEngineSpec,
     TensorRtEngineSpec,
 )
