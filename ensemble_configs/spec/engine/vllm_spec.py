@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Boolean, Number, Positive, PositiveSize
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
@@ -67,6 +67,15 @@ class VllmEngineSpec(ProviderSpec):
     lora: LoraSpec | None = None
     speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None
     batch_wait_ms: Number = Field(default=1.0, ge=0, le=100, description=BATCH_WAIT)
+
+    @model_validator(mode="after")
+    def _adapters_go_with_drafts(self) -> "VllmEngineSpec":
+        if self.lora is not None and isinstance(self.speculation, Eagle3Spec):
+            raise ValueError(
+                "lora does not go with speculation.method: eagle3, for vLLM 0.32 ends when it drafts beside adapters; "
+                "leave one out, or draft by ngram or draft_target"
+            )
+        return self
 
     @property
     def max_tokens_per_step(self) -> int:

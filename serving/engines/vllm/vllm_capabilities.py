@@ -31,6 +31,8 @@ _NO_DRAFTS = Condition(
     lambda spec: spec.speculation is None,
     "vLLM verifies the drafts of engine.speculation by logits without it; leave it out",
 )
+# Of a request, not of the deployment: `vllm_drafting.refuse_undraftable`.
+_GREEDY_ON_CPUS = Condition("with `engine.speculation` on a CPU in greedy requests alone", lambda _: True, "")
 CAPABILITIES = Capabilities(
     supported=frozenset({row.field for row in ROWS} | MADE | ADAPTERS),
     why_not=dict.fromkeys(("top_p_min", "top_p_decay", "top_p_reset_id"), _NO_DECAY)
@@ -58,5 +60,5 @@ CAPABILITIES = Capabilities(
     | dict.fromkeys(KV_BLOCK_OUTPUTS, "vLLM tells cached tokens, and no blocks of a request"),
     conditions=dict.fromkeys(("guide_type", "guide"), _GUIDES)
     | dict.fromkeys(("lora_task_id", "lora_name"), _LORA)
-    | {"embedding_bias": _NO_DRAFTS},
+    | {"embedding_bias": _NO_DRAFTS, "top_k": _GREEDY_ON_CPUS, "top_p": _GREEDY_ON_CPUS},
 )

@@ -2,7 +2,10 @@
 """Speculative decoding in vLLM's words; what its sampler leaves out beside drafts is refused by the capabilities.
 
 vLLM accepts a draft by the model's own distribution (its rejection sampler), so greedy output stays as it was and
-sampled output keeps its distribution. Its front end, which is not run here, is what refuses `logit_bias` beside drafts.
+sampled output keeps its distribution. In its CPU build it does not: `_expand_kernel_impl` of `cpu_triton_utils.py`
+spreads temperature, top_k and top_p over the drafts in copies that are dropped, so that a sampled request is verified
+by whatever is in memory, or ends the core. There a sampled request is refused. `logit_bias` beside drafts is refused by
+vLLM's front end, which is not run here.
 Source: vllm 0.32.0, `vllm/v1/sample/rejection_sampler.py`, `SamplingParams._validate_spec_decode`.
 """
 
@@ -10,9 +13,10 @@ from typing import Any
 
 from ensemble_configs.spec.engine.speculation_specs import DraftTargetSpec, Eagle3Spec, PromptLookupSpec
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
+from serving.engines.seam.base import SamplingParams
 from serving.engines.seam.model_folder import ModelFolder, load_model_folder
 from serving.engines.vllm.vllm_upstream import Request
-from trireme.base.errors import SpecError
+from trireme.base.errors import RequestError, SpecError
 
 _METHODS = {"ngram": "ngram", "draft_target": "draft_model", "eagle3": "eagle3"}
 
@@ -52,6 +56,24 @@ def check_draft_model(spec: VllmEngineSpec, model: ModelFolder) -> None:
             "model needs the same tokenizer",
             field=field,
             value=draft.vocab_size,
+        )
+
+
+def refuse_undraftable(sampling: SamplingParams, spec: VllmEngineSpec, *, is_cpu: bool) -> None:
+    """Check that a request can be drafted for.
+
+    Raises:
+        RequestError: the request is sampled on a CPU, whose build of vLLM reads no temperature beside drafts.
+    """
+    if is_cpu and spec.speculation is not None and not sampling.is_greedy:
+        field = "top_k" if sampling.top_k else "top_p"
+        raise RequestError(
+            f"{field} ({getattr(sampling, field)}) does not go with engine.speculation on a CPU: vLLM's CPU build "
+            "verifies drafts by a temperature, top_k and top_p that it has never set; send top_k 1, or serve without "
+            "engine.speculation",
+            field=field,
+            value=getattr(sampling, field),
+            provider=spec.provider,
         )
 
 

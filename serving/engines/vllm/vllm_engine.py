@@ -25,7 +25,7 @@ from serving.engines.seam.request_times import RequestTimes
 from serving.engines.vllm import vllm_upstream
 from serving.engines.vllm.vllm_arguments import engine_arguments
 from serving.engines.vllm.vllm_capabilities import CAPABILITIES
-from serving.engines.vllm.vllm_drafting import check_draft_model, draft_counts
+from serving.engines.vllm.vllm_drafting import check_draft_model, draft_counts, refuse_undraftable
 from serving.engines.vllm.vllm_lora import VllmAdapters
 from serving.engines.vllm.vllm_sampling import sampling_params
 from serving.engines.vllm.vllm_upstream import Output, Request, Upstream, one_line
@@ -73,8 +73,8 @@ class VllmEngine(Engine):
         check_max_seq_len(spec, model)
         check_draft_model(spec, model)
         arguments = engine_arguments(spec, is_cpu=upstream.is_cpu)
+        self._spec = spec
         self._upstream = upstream
-        self._is_salted = spec.is_cache_salted
         try:
             self._core = upstream.make_core(upstream.make_engine_args(**arguments))
         except Exception as exc:  # whatever vLLM, torch or a driver raises
@@ -103,6 +103,7 @@ class VllmEngine(Engine):
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; a step begins it when there is room."""
         refuse_unservable(request, self.info)
+        refuse_undraftable(request.sampling, self._spec, is_cpu=self._upstream.is_cpu)
         self._adapters.look()
         params = sampling_params(request.sampling, self.info, self._upstream)
         held = _Held(request, params, self._adapters.find(request.sampling), RequestTimes())
@@ -123,7 +124,7 @@ class VllmEngine(Engine):
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=lora_request,
-                cache_salt=(request.scheduling.tenant or None) if self._is_salted else None,
+                cache_salt=(request.scheduling.tenant or None) if self._spec.is_cache_salted else None,
                 data_parallel_rank=None,
             )
         )

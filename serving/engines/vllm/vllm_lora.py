@@ -24,7 +24,15 @@ from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.seam.adapter_check import CONFIG, MODULES, WEIGHTS
 from serving.engines.seam.adapter_folder import Adapter, AdapterFolder, model_sizes, named_modules
 from serving.engines.seam.base import SamplingParams
-from serving.engines.vllm.vllm_upstream import Core, LoraLayer, LoraManager, LoraWeights, Upstream, lora_manager, one_line
+from serving.engines.vllm.vllm_upstream import (
+    Core,
+    LoraLayer,
+    LoraManager,
+    LoraWeights,
+    Upstream,
+    lora_manager,
+    one_line,
+)
 from trireme.base.errors import RequestError, SpecError
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # MaxLoRARanks of vLLM
@@ -43,8 +51,9 @@ def lora_arguments(spec: VllmEngineSpec, *, is_cpu: bool) -> dict[str, Any]:
         return {}
     if is_cpu and spec.world_size > 1:
         raise SpecError(
-            f"engine.lora does not go with {spec.world_size} ranks on a CPU: vLLM's CPU build computes requests without "
-            "an adapter wrongly beside adapters, and we correct that in one rank alone; set tp_size and pp_size to 1",
+            f"engine.lora does not go with {spec.world_size} ranks on a CPU: vLLM's CPU build computes requests "
+            "without an adapter wrongly beside adapters, and we correct that in one rank alone; set tp_size and "
+            "pp_size to 1",
             field="engine.lora",
         )
     rank = next((rank for rank in _RANKS if rank >= lora.max_rank), None)

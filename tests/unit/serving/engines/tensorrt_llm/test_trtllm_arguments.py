@@ -16,6 +16,7 @@ from trtllm_behaviour import Executor
 
 from ensemble_configs.releases.release_parts import ReleaseLimits
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.speculation_specs import (
     DraftTargetSpec,
     Eagle3Spec,
@@ -25,7 +26,6 @@ from ensemble_configs.spec.engine.speculation_specs import (
     MtpSpec,
     NGramSpec,
 )
-from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import (
     CacheTransceiverSpec,
     PyTorchEngineSpec,
