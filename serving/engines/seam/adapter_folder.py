@@ -103,7 +103,7 @@ class AdapterFolder:
         """Return whether the folder of an adapter still has the files that it had; what was known of others is lost."""
         files = files_of(self._lora.dir / adapter.name)
         stamp = _stamp(files)
-        is_there = bool(stamp) and _number(adapter.name, stamp) == adapter.number
+        is_there = stamp is not None and _number(adapter.name, stamp) == adapter.number
         if not is_there and (known := self._checked.get(adapter.name)) is not None and known[1] == adapter:
             del self._checked[adapter.name]
         return is_there

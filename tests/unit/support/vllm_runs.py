@@ -2,9 +2,10 @@
 """Requests on a real engine of vLLM, in its own interpreter."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm_environment import vllm_spec
 
@@ -37,9 +38,10 @@ class Run:
     method: str = ""  # of speculative decoding
     keys: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def add(self, prompt: list[int], **sampling: object) -> int:
+    def add(self, prompt: list[int], **sampling: Any) -> int:
         """Queue a request; it ends at 16 tokens where nothing else is said."""
-        params = SamplingParams(**({"max_tokens": 16, "end_id": -1} | sampling))
+        fields: dict[str, Any] = {"max_tokens": 16, "end_id": -1}
+        params = SamplingParams(**(fields | sampling))
         key = next(self.keys)
         self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=params))
         return key
@@ -59,7 +61,7 @@ class Run:
                 answer.perf = chunk.perf or answer.perf
         raise AssertionError(f"the engine has work after {max_steps} steps: {self.engine.stats()}")
 
-    def ask(self, prompt: list[int], **sampling: object) -> Answer:
+    def ask(self, prompt: list[int], **sampling: Any) -> Answer:
         """Return the answer of a request that is alone."""
         key = self.add(prompt, **sampling)
         return self.drain()[key]
@@ -73,8 +75,3 @@ def running(**changes: object) -> Iterator[Run]:
         yield Run(engine)
     finally:
         engine.close()
-
-
-def facts_of(sampling: Mapping[str, object]) -> str:
-    """Return a request's sampling in words, for messages."""
-    return ", ".join(f"{name}={value!r}" for name, value in sampling.items())

@@ -39,7 +39,8 @@ def _empty_folder(run: Run, folder: Path) -> Iterator[None]:
 
 def loaded(run: Run) -> set[int]:
     """Return the numbers of the adapters that vLLM has, but for the one that stands for none."""
-    return run.engine._core.list_loras() - {vllm_lora._NONE}  # type: ignore[attr-defined]
+    numbers: set[int] = run.engine._core.list_loras()  # type: ignore[attr-defined]
+    return numbers - {vllm_lora._NONE}
 
 
 def look_now(run: Run) -> None:
@@ -59,7 +60,7 @@ def test_requests_by_random_adapters_get_each_its_adapter_s_answer_and_nothing_i
     assert len({tuple(tokens) for tokens in alone.values()}) == len(alone), "adapters that differ"
     choice = random.Random(5)
     asked: dict[int, str] = {}
-    answers = {}
+    answers: dict[int, list[int]] = {}
     for _ in range(60):  # more than fit at once, while others run
         name = choice.choice([*names, ""])
         asked[run.add(PROMPT, **({"lora_name": name} if name else {}))] = name
@@ -136,7 +137,7 @@ BROKEN = {
     "a rank above the engine's": ({"rank": 32}, r"has rank 32, and engine\.lora\.max_rank is 16"),
     "a layer that the model has not": ({"layers": 6}, "is of layer 5, and the engine's model has 5 layers"),
     "no module of vLLM's": ({"modules": ("lm_head",)}, "is no LoRA tensor of"),
-    "an output that is too small": ({"sizes": SIZES | {"v_proj": (HIDDEN, 64)}}, "vLLM could not load this .* is 256 by 64"),
+    "an output that is too small": ({"sizes": SIZES | {"v_proj": (HIDDEN, 64)}}, "could not load .* is 256 by 64"),
     "an output that is too large": ({"sizes": SIZES | {"v_proj": (HIDDEN, 256)}}, "could not load this adapter"),
     "an input of another model": ({"sizes": SIZES | {"q_proj": (64, HIDDEN)}}, "is for hidden states of 64"),
     "no weights": ({"layers": 0}, "has no tensors"),

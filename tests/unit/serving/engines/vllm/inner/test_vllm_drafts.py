@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from demo_adapters import write_demo_adapter
-from safetensors.numpy import save_file
+from lora_adapters import write_safetensors
 from tokenizers import Tokenizer
 from vllm_environment import DRAFT, TARGET, vllm_spec
 from vllm_runs import Answer, Run, running
@@ -47,7 +47,9 @@ def write_eagle3(folder: Path) -> Path:
         f"{name}.weight": np.ones(hidden)
         for name in ("norm", "midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm")
     }
-    save_file({name: weight.astype(np.float32) for name, weight in weights.items()}, folder / "model.safetensors")
+    write_safetensors(
+        folder / "model.safetensors", {name: weight.astype(np.float16) for name, weight in weights.items()}
+    )
     config = json.loads((TARGET / "config.json").read_text())
     config |= {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": vocab}
     config |= {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}  # vLLM's choice, the same one thrice, is of more layers
@@ -90,7 +92,7 @@ def drafting(request: pytest.FixtureRequest, eagle: Path, plain: Run, folder: Pa
         yield made
 
 
-def asked(run: Run, **sampling: object) -> list[Answer]:
+def asked(run: Run, **sampling: Any) -> list[Answer]:
     """Return the answers to all prompts, asked at once."""
     keys = [run.add(prompt, **sampling) for prompt in PROMPTS]
     answers = run.drain()
