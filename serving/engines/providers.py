@@ -26,7 +26,7 @@ from trireme.base.extras import how_to_install
 
 # The extra of pyproject.toml that brings a module which only this provider imports.
 _EXTRAS = {"openvino_genai": "", "tensorrt_llm": "build-trtllm"}
-_MODULES = {"openvino": "openvino_genai", "tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm", "vllm": "vllm"}
+_MODULES = {"openvino": "openvino_genai", "tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm"}
 
 
 def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
@@ -134,6 +134,11 @@ def check_installed(spec: EngineSpec) -> None:
     Raises:
         SpecError: it is not installed.
     """
+    if isinstance(spec, VllmEngineSpec):
+        from serving.engines.vllm.vllm_environment import check_environment  # noqa: PLC0415
+
+        check_environment(spec)
+        return
     module = _MODULES.get(spec.provider)
     if module is not None and importlib.util.find_spec(module) is None:
         extra = _EXTRAS[module]

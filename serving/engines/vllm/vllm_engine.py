@@ -17,6 +17,7 @@ from serving.engines.seam.base import (
     FinishReason,
     GenerationRequest,
     PerfMetrics,
+    SamplingParams,
     TokenChunk,
 )
 from serving.engines.seam.model_folder import ModelFolder, check_max_seq_len
@@ -99,6 +100,14 @@ class VllmEngine(Engine):
             supported=CAPABILITIES.supported - unmet.keys(),
             why_not={**CAPABILITIES.why_not, **unmet},
         )
+
+    @property
+    def plain_sampling(self) -> SamplingParams:
+        """Return the sampling of a request for one token, which is its last.
+
+        It asks for log probabilities: vLLM compiles their kernel at its first use, for seconds.
+        """
+        return SamplingParams(max_tokens=1, end_id=-1, return_log_probs=True)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; a step begins it when there is room."""

@@ -105,7 +105,7 @@ def _refuse_unguidable(sampling: SamplingParams, info: EngineInfo) -> None:
 
 
 def _add_guide(params: Any, guide_type: str, guide: str | None, upstream: Upstream) -> None:
-    value = {"json_object": True} if guide_type == "json" else {_GUIDE_ARGUMENTS[guide_type]: guide}
+    value: dict[str, Any] = {"json_object": True} if guide_type == "json" else {_GUIDE_ARGUMENTS[guide_type]: guide}
     params.structured_outputs = upstream.make_structured_outputs(**value)
     params.structured_outputs._backend = GUIDES  # what vLLM's own front end notes there
     upstream.check_guide(params)
