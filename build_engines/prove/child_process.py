@@ -5,16 +5,14 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from build_engines.prove.check import CheckFailed
 from build_engines.stages.stage_process import last_lines
 
 
-def run_child(
-    argv: Sequence[object], *, cwd: Path, log: Path, timeout_s: float, environment: Mapping[str, str] | None = None
-) -> int:
+def run_child(argv: Sequence[object], *, cwd: Path, log: Path, timeout_s: float) -> int:
     """Run a program; its exit status.
 
     Args:
@@ -22,7 +20,6 @@ def run_child(
         cwd: where it runs.
         log: file that the output is added to.
         timeout_s: time limit, after which the program is killed with all that it has started.
-        environment: variables beside those of this process; None: none.
 
     Raises:
         CheckFailed: the program cannot be started, was ended by a signal, or takes longer.
@@ -39,7 +36,7 @@ def run_child(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment or {}),
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         except OSError as exc:

@@ -4,7 +4,6 @@
 import importlib.util
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,14 +19,7 @@ _MAX_MESSAGE = 2000  # characters
 
 
 def run_suite(
-    provider: str,
-    engine: Mapping[str, object],
-    work: Path,
-    timeout_s: float,
-    *,
-    repository: Path = CODE_ROOT,
-    python: str = sys.executable,
-    environment: Mapping[str, str] | None = None,
+    provider: str, engine: dict[str, object], work: Path, timeout_s: float, *, repository: Path = CODE_ROOT
 ) -> Conformance:
     """Run the suite's cases on one engine.
 
@@ -37,8 +29,6 @@ def run_suite(
         work: folder for the XML and the log.
         timeout_s: time limit for all cases.
         repository: a checkout.
-        python: interpreter of the environment with the engine and pytest.
-        environment: variables for the engine; None: none.
 
     Raises:
         LeftOut: the tests are not here, or pytest is not.
@@ -46,15 +36,15 @@ def run_suite(
     """
     if not (repository / SUITE).is_file():
         raise LeftOut(f"there is no {SUITE} beside this package; run this from a checkout of the repository")
-    if python == sys.executable and importlib.util.find_spec("pytest") is None:
+    if importlib.util.find_spec("pytest") is None:
         raise LeftOut("pytest is not installed; `pip install pytest pytest-timeout`")
     spec, xml = work / f"conformance_{provider}.spec.json", work / f"conformance_{provider}.xml"
     log = work / "logs" / f"conformance_{provider}.log"
     spec.write_bytes(msgspec.json.encode({"provider": provider, **engine}))
-    argv = [python, "-m", "pytest", SUITE, "-m", "gpu", "--engine-spec", spec, f"--junitxml={xml}"]
+    argv = [sys.executable, "-m", "pytest", SUITE, "-m", "gpu", "--engine-spec", spec, f"--junitxml={xml}"]
     # What upstream warns of when it is imported is no failure of a case.
     argv += ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-o", "junit_family=xunit2"]
-    status = run_child(argv, cwd=repository, log=log, timeout_s=timeout_s, environment=environment or {})
+    status = run_child(argv, cwd=repository, log=log, timeout_s=timeout_s)
     if status not in (0, 1) or not xml.is_file():
         raise CheckFailed(f"pytest ended with status {status}", last_lines(log))
     return read_junit(xml.read_text(encoding="utf-8"))

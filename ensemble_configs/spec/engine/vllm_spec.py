@@ -8,8 +8,16 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Boolean, Number, Positive, PositiveSize
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.provider_spec import BATCH_WAIT, ProviderSpec
+from ensemble_configs.spec.engine.speculation_specs import (
+    DraftTargetSpec,
+    Eagle3Spec,
+    PromptLookupSpec,
+    accepted_at_once,
+)
 
+VllmSpeculation = PromptLookupSpec | DraftTargetSpec | Eagle3Spec
 _MAX_RANKS = 1024  # of one engine; more is a mistake
 
 
@@ -58,7 +66,28 @@ class VllmEngineSpec(ProviderSpec):
     num_threads: Positive | None = Field(
         default=None, le=1024, description="CPU threads of an engine on a CPU; none: all cores"
     )
+    lora: LoraSpec | None = None
+    speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None
     batch_wait_ms: Number = Field(default=1.0, ge=0, le=100, description=BATCH_WAIT)
+
+    @model_validator(mode="after")
+    def _adapters_go_with_drafts(self) -> "VllmEngineSpec":
+        if self.lora is not None and isinstance(self.speculation, Eagle3Spec):
+            raise ValueError(
+                "lora does not go with speculation.method: eagle3, for vLLM 0.32 ends when it drafts beside adapters; "
+                "leave one out, or draft by ngram or draft_target"
+            )
+        return self
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """With all drafts accepted."""
+        return accepted_at_once(self.speculation)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the engine computes on the host."""
+        return self.device == "cpu"
 
     @property
     def world_size(self) -> int:
@@ -77,6 +106,6 @@ class VllmEngineSpec(ProviderSpec):
 
     @model_validator(mode="after")
     def _a_host_keeps_its_memory(self) -> "VllmEngineSpec":
-        if self.device == "cpu" and self.kv_cache_bytes is None:
+        if self.is_on_cpu and self.kv_cache_bytes is None:
             raise ValueError("device: cpu needs kv_cache_bytes; without it vLLM takes nine tenths of the host's memory")
         return self

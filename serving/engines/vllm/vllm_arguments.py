@@ -4,6 +4,8 @@
 from typing import Any
 
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
+from serving.engines.vllm.vllm_drafting import drafting_arguments
+from serving.engines.vllm.vllm_lora import lora_arguments
 
 GUIDES = "xgrammar"
 TOKENIZER_FILE = "tokenizer.json"
@@ -15,7 +17,11 @@ def has_guides(spec: VllmEngineSpec) -> bool:
 
 
 def engine_arguments(spec: VllmEngineSpec) -> dict[str, Any]:
-    """Return the keywords of EngineArgs."""
+    """Return the keywords of EngineArgs.
+
+    Raises:
+        SpecError: vLLM has no such engine.
+    """
     arguments: dict[str, Any] = {
         "model": str(spec.dir),
         # Guides alone need vLLM's tokenizer; text is ours.
@@ -45,4 +51,4 @@ def engine_arguments(spec: VllmEngineSpec) -> dict[str, Any]:
         arguments["num_gpu_blocks_override"] = spec.num_kv_blocks + 1  # one is never given to a request
     if spec.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = spec.kv_cache_bytes
-    return arguments
+    return arguments | lora_arguments(spec) | drafting_arguments(spec)

@@ -38,6 +38,7 @@ ROWS = (
 )
 # Fields that take more than a name.
 MADE = frozenset({"min_tokens", "end_id", "bad_words", "embedding_bias", "return_log_probs", "guide_type", "guide"})
+ADAPTERS = frozenset({"lora_name", "lora_task_id"})  # of the request beside its sampling: vllm_lora
 _GUIDE_ARGUMENTS = {  # of StructuredOutputsParams, by the contract's guide types
     "json_schema": "json",
     "regex": "regex",

@@ -45,7 +45,7 @@ def plan_vllm_start(spec: VllmEngineSpec, environ: Mapping[str, str], run_dir: P
     """
     is_parallel = spec.world_size > 1
     start = EngineStart(
-        environment=_SETTINGS | (_threads(spec) if spec.device == "cpu" else {}),
+        environment=_SETTINGS | (_threads(spec) if spec.is_on_cpu else {}),
         is_guarded=is_parallel,
         rank_words=_RANK_WORDS if is_parallel else (),
         close_timeout_s=spec.close_timeout_s if is_parallel else None,
@@ -73,6 +73,6 @@ def _threads(spec: VllmEngineSpec) -> dict[str, str]:
 
 def _openmp(spec: VllmEngineSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return what has the OpenMP loaded that vLLM's CPU build brings."""
-    if spec.device != "cpu" or spec.venv_dir is None or not (library := spec.venv_dir / _OPENMP).is_file():
+    if not spec.is_on_cpu or spec.venv_dir is None or not (library := spec.venv_dir / _OPENMP).is_file():
         return {}
     return {"LD_PRELOAD": ":".join(filter(None, (str(library), environ.get("LD_PRELOAD"))))}

@@ -51,11 +51,19 @@ class Output(Protocol):
     prefill_stats: PrefillStats | None
 
 
+class SpecDecodeMetrics(Protocol):
+    """The interface of RequestSpecDecodeMetrics."""
+
+    num_draft_tokens: int
+    histogram: Sequence[int]  # steps by the number of drafts that were accepted
+
+
 class Request(Protocol):
     """The interface of the scheduler's request."""
 
     request_id: str
     num_preemptions: int
+    spec_decode_metrics: SpecDecodeMetrics | None  # None: without speculative decoding
 
 
 class BlockPool(Protocol):
@@ -85,6 +93,7 @@ class Core(Protocol):
 
     scheduler: Scheduler
     vllm_config: Any
+    model_executor: Any
     step_fn: Callable[[], tuple[Mapping[int, Any] | None, bool]]
 
     def preprocess_add_request(self, request: object) -> tuple[Request, int]:
@@ -98,6 +107,15 @@ class Core(Protocol):
 
     def post_step(self, model_executed: bool) -> None:
         """Hand drafts on to the scheduler, after each step."""
+
+    def add_lora(self, lora_request: object) -> bool:
+        """Load an adapter, unless its number is there."""
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Free an adapter."""
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the adapters in host memory."""
 
     def shutdown(self) -> None:
         """End the executor and its workers."""
@@ -114,6 +132,7 @@ class Upstream:
     make_sampling_params: Callable[..., Any]
     make_structured_outputs: Callable[..., Any]
     make_request: Callable[..., object]
+    make_lora_request: Callable[..., object]
     check_guide: Callable[[Any], None]  # of sampling parameters
     request_errors: tuple[type[Exception], ...]  # raised for what a request asks
 
@@ -169,6 +188,7 @@ def load_upstream() -> Upstream:
         make_sampling_params=sampling.SamplingParams,
         make_structured_outputs=sampling.StructuredOutputsParams,
         make_request=engine.EngineCoreRequest,
+        make_lora_request=importlib.import_module("vllm.lora.request").LoRARequest,
         request_errors=(TypeError, ValueError, importlib.import_module("vllm.exceptions").VLLMClientError),
         check_guide=importlib.import_module("vllm.v1.structured_output.backend_xgrammar").validate_xgrammar_grammar,
     )
@@ -183,6 +203,45 @@ def _make_core(engine_args: Any) -> Core:
         config, executor.get_class(config), log_stats=True
     )
     return core
+
+
+class LoraWeights(Protocol):
+    """The interface of LoRALayerWeights: one tensor of each side, or for a packed module one of each part."""
+
+    lora_a: Any
+    lora_b: Any
+
+
+class LoraLayer(Protocol):
+    """The interface of a layer that adapters change.
+
+    For each of its parts ``[slots, 1, rank, in]`` and ``[slots, 1, out, rank]``.
+    """
+
+    lora_a_stacked: Sequence[Any]
+    lora_b_stacked: Sequence[Any]
+
+
+class LoraModel(Protocol):
+    """The interface of LoRAModel: a loaded adapter."""
+
+    loras: Mapping[str, LoraWeights]  # by module
+
+
+class LoraManager(Protocol):
+    """The interface of LoRAModelManager: the adapters of a model, and its layers."""
+
+    modules: Mapping[str, LoraLayer]
+    packed_modules: Mapping[str, Sequence[str]]  # for a module of several parts: what adapters call them
+
+    def get_adapter(self, adapter_id: int) -> LoraModel:
+        """Return a loaded adapter."""
+
+
+def lora_manager(core: Core) -> LoraManager:
+    """Return the manager of an engine's adapters, where its one rank is in this process."""
+    manager: LoraManager = core.model_executor.driver_worker.worker.model_runner.lora_manager._adapter_manager
+    return manager
 
 
 def one_line(exc: BaseException) -> str:

@@ -2,7 +2,7 @@
 """An engine in a process of its own, as the server starts it, behind the seam: for engines of other environments."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,9 +20,13 @@ _WAIT_S = 0.05
 class EngineElsewhere(Engine):
     """An engine that loads when this is made; what its facts refuse is refused here, all else by its chunks."""
 
-    def __init__(self, engine: Mapping[str, object]) -> None:
+    def __init__(self, engine: Mapping[str, object], *, write_adapters: Callable[[Path], object] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        release = write_release(Path(self._folder.name), engine)
+        root = Path(self._folder.name)
+        if write_adapters is not None:
+            write_adapters(root / "lora")
+            engine = {**engine, "lora": {"dir": str(root / "lora")}}
+        release = write_release(root / "models", engine)
         self._source = OwnedEngine.of_release(load_release(release), release)
         channel, info = self._source.connect()
         self._inner = InnerEngine(self._source, channel, info)

@@ -4,6 +4,7 @@
 import tempfile
 from pathlib import Path
 
+from demo_adapters import write_demo_adapter
 from engine_elsewhere import EngineElsewhere
 from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint, write_engine
 from lora_adapters import write_adapter
@@ -57,7 +58,8 @@ def equipped_engine(provider: str, **changes: object) -> Engine:
     if provider in ("simulated", "openvino"):
         return create_engine(_spec(data), clock=VirtualClock())
     if provider == "vllm":  # in its own environment
-        return EngineElsewhere(data)
+        has_lora = changes.get("lora", True)
+        return EngineElsewhere(data, write_adapters=_write_demo_adapters if has_lora else None)
     with tempfile.TemporaryDirectory() as root, fake_tensorrt_llm():
         write_adapter(Path(root) / "lora" / str(LORA_TASK_ID))
         folder = Path(root) / "model"
@@ -70,6 +72,10 @@ def equipped_engine(provider: str, **changes: object) -> Engine:
         stepped = SteppedEngine(engine, Executor.created[-1])
     write_adapter(Path(root) / "lora" / str(LORA_TASK_ID))  # looked for with each request
     return stepped
+
+
+def _write_demo_adapters(folder: Path) -> None:
+    write_demo_adapter(folder / str(LORA_TASK_ID), seed=1)
 
 
 def _spec(data: dict[str, object]) -> EngineSpec:

@@ -256,7 +256,11 @@ def test_an_engine_of_vllm_takes_its_checkpoint_and_the_cache_that_it_is_given()
     assert memory.kv_bytes(1) == 32 * 2 * 5 * 2 * 64 * 2  # tokens, K and V, layers, heads, head size, bf16
     assert memory_of(vllm(tp_size=2)).kv_bytes(1) == memory.kv_bytes(1) / 2
     engine: Data = {"provider": "vllm", "dir": str(DEMO / "target"), "device": "cpu", "kv_block_tokens": 32}
-    asked: Data = {"name": "a", "tokenizer": {"dir": "/tok"}, "engine": engine | {"kv_cache_bytes": 10 * memory.kv_bytes(1)}}
+    asked: Data = {
+        "name": "a",
+        "tokenizer": {"dir": "/tok"},
+        "engine": engine | {"kv_cache_bytes": 10 * memory.kv_bytes(1)},
+    }
     [part] = plan(asked, host_gib=1).engines
     assert (part.num_kv_blocks, part.is_proposed, part.devices) == (10, False, ("host",))
 
