@@ -247,7 +247,15 @@ BASES: dict[str, Data] = {
         "name": "vllm",
         "endpoints": ["ensemble"],
         "tokenizer": _TOKENIZER,
-        "engine": {"provider": "vllm", "dir": "/engine", "venv_dir": "/vllm", "num_kv_blocks": 64, "tp_size": 2},
+        "engine": {
+            "provider": "vllm",
+            "dir": "/engine",
+            "venv_dir": "/vllm",
+            "num_kv_blocks": 64,
+            "tp_size": 2,
+            "lora": {"dir": "/lora"},
+            "speculation": {"method": "ngram", "max_draft_len": 4},
+        },
     },
     "lookahead": _gpu(
         "lookahead",

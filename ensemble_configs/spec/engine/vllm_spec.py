@@ -86,7 +86,7 @@ class VllmEngineSpec(ProviderSpec):
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether the engine computes on the host."""
+        """Return whether the engine computes on the host."""
         return self.device == "cpu"
 
     @property

@@ -21,7 +21,7 @@ from serving.engines.seam.base import (
 
 @dataclass
 class Answer:
-    """What an engine has made for a request."""
+    """An answer of an engine so far."""
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
