@@ -25,7 +25,9 @@ from benchmarks.support.workload import Ask
 from clients.exact_prompts import WORDS, PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.openvino.openvino_pipeline import KV_BLOCK_TOKENS
 from serving.text.tokenization import PromptTokenizer
 
@@ -84,7 +86,9 @@ class PairMaker:
 
 
 def main(
-    deployment: Annotated[Path, typer.Option(help="Deployment file, of an OpenVINO engine.")] = DEFAULT_DEPLOYMENT,
+    deployment: Annotated[
+        Path, typer.Option(help="Deployment file, of an engine of openvino, or of vllm with kv_block_tokens.")
+    ] = DEFAULT_DEPLOYMENT,
     shared: Annotated[list[int], typer.Option(help="Tokens that prompts share; may be given again.")] = [  # noqa: B006
         *(128, 512, 1024, 1984),
     ],
@@ -96,23 +100,33 @@ def main(
     """Measure and print; takes a minute or two."""
     spec = load_deployment(deployment)
     engine = spec.model.engine
-    if not isinstance(engine, OpenVinoEngineSpec) or not engine.is_prefix_caching:
-        raise typer.BadParameter("the deployment's engine has no prefix cache that is always on: take an openvino one")
+    block_tokens = _block_tokens(engine)
+    if block_tokens is None:
+        raise typer.BadParameter(
+            "the deployment's engine has no prefix cache that is always on: take one of openvino or vllm"
+        )
     tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
     with ThroughEnsemble(spec) as server:
         counts = functools.partial(_Counts.of, server.metrics)
         _ttft_ms(server, PromptMaker(tokenizer, input_tokens=64, seed=seed).prompts(1)[0])  # the first request warms up
         _counted(counts, _Counts(0, 0, 0), _Counts(64, 0, 64))
         rows = [
-            _measure(server, counts, PairMaker(tokenizer, shared_tokens=length, seed=seed), pairs, random.Random(seed))
+            _measure(
+                server,
+                counts,
+                PairMaker(tokenizer, shared_tokens=length, seed=seed),
+                pairs,
+                random.Random(seed),
+                block_tokens=block_tokens,
+            )
             for length in shared
         ]
         where = environment(triton_http=server.http)
     result: dict[str, object] = {
         "benchmark": "prefix_cache",
         "deployment": spec.name,
-        "engine": engine.model_dump(mode="json", exclude={"dir"}),
-        "block_tokens": KV_BLOCK_TOKENS,
+        "engine": engine.model_dump(mode="json", exclude={"dir", "venv_dir"}),
+        "block_tokens": block_tokens,
         "pairs": pairs,
         "rows": rows,
         "environment": where,
@@ -122,8 +136,23 @@ def main(
     Console().print(_table(rows))
 
 
+def _block_tokens(engine: EngineSpec) -> int | None:
+    """Return the tokens of a KV block that can be found again; None: there is no prefix cache."""
+    if isinstance(engine, OpenVinoEngineSpec) and engine.is_prefix_caching:
+        return KV_BLOCK_TOKENS
+    if isinstance(engine, VllmEngineSpec) and engine.is_block_reuse:
+        return engine.kv_block_tokens
+    return None
+
+
 def _measure(
-    server: ThroughEnsemble, counts: "Callable[[], _Counts]", maker: PairMaker, count: int, order: random.Random
+    server: ThroughEnsemble,
+    counts: "Callable[[], _Counts]",
+    maker: PairMaker,
+    count: int,
+    order: random.Random,
+    *,
+    block_tokens: int,
 ) -> dict[str, object]:
     """Measure one length; the first pair warms up, and counts among the hits."""
     found: list[tuple[float, float]] = []  # warm and cold, ms
@@ -138,7 +167,7 @@ def _measure(
         ttft_ms = {name: _ttft_ms(server, prompt) for name, prompt in sides}
         found.append((ttft_ms["warm"], ttft_ms["cold"]))
         shared.append(pair.num_shared_tokens)
-        hits = pair.num_shared_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+        hits = pair.num_shared_tokens // block_tokens * block_tokens
         expected = expected.plus(3 * maker.num_tokens, hits, 3 * maker.num_tokens - hits)
     counted = _counted(counts, before, expected)
     found = found[1:]

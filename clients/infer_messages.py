@@ -116,6 +116,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     has_moved: bool = False  # the answer was begun by another server than sent this chunk
 
 
+_JSON = ("messages", "tools")  # lists that are sent as one text
 _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)
 
 
@@ -152,9 +153,9 @@ def encode_request(
         message.parameters["release"].int64_param = release
     for name, row in _ROWS:
         value = getattr(request, name)
-        if isinstance(value, list):
+        if name in _JSON and value is not None:
             value = msgspec.json.encode(value).decode()
-        values = value if isinstance(value, tuple) else (value,)
+        values = value if isinstance(value, tuple | list) else (value,)
         if value is None or not values:
             continue
         message.inputs.add(name=name, datatype=_datatype(row), shape=[1, len(values)])

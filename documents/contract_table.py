@@ -14,6 +14,7 @@ from serving.engines.openvino import openvino_capabilities
 from serving.engines.seam.capabilities import Capabilities
 from serving.engines.simulated import simulated_engine as simulated
 from serving.engines.tensorrt_llm import trtllm_capabilities
+from serving.engines.vllm import vllm_capabilities
 from serving.requests.engine_request import CONDITIONS
 from trireme.base.text_tables import markdown_table
 
@@ -22,6 +23,7 @@ PAGE = DOCS / "contract.md"
 PROVIDERS: Mapping[str, Capabilities] = {
     "openvino": openvino_capabilities.CAPABILITIES,
     **trtllm_capabilities.CAPABILITIES,
+    "vllm": vllm_capabilities.CAPABILITIES,
     "simulated": simulated.CAPABILITIES,
 }
 

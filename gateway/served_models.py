@@ -21,6 +21,7 @@ from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.gateway_spec import TierSpec
 from ensemble_configs.spec.model_names import ROUTING_MODELS
 from ensemble_configs.spec.model_spec import ModelSpec
@@ -249,7 +250,7 @@ def _guides_calls(engine: EngineSpec) -> bool:
     """Return whether an engine takes structural tags; one that lacks a file for them says so when it is asked."""
     if isinstance(engine, PyTorchEngineSpec):
         return engine.guided_decoding_backend == "xgrammar"
-    return isinstance(engine, OpenVinoEngineSpec)
+    return isinstance(engine, OpenVinoEngineSpec | VllmEngineSpec)
 
 
 def models_of(deployment: DeploymentSpec) -> ServedModels:

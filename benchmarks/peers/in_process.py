@@ -36,17 +36,23 @@ class InProcessOpenVino:
             deployment = Path(folder) / "deployment.yaml"
             deployment.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
             with in_child_process(deployment) as ask_child:
-                yield _Engine(ask_child, PromptTokenizer.from_spec(spec.model.tokenizer))
+                tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
+                yield TextEngine(ask_child, tokenizer, version=openvino_version())
 
 
-class _Engine:
-    def __init__(self, ask_child: Callable[[Ask], list[LoadRecord]], tokenizer: PromptTokenizer) -> None:
-        self.version = openvino_version()
+class TextEngine:
+    """An engine with its text on both sides, in a process that is asked by `ask_child`."""
+
+    def __init__(
+        self, ask_child: Callable[[Ask], list[LoadRecord]], tokenizer: PromptTokenizer, *, version: str
+    ) -> None:
+        self.version = version
         self.settings = "python -m benchmarks.support.in_process, with the same deployment"
         self._ask_child = ask_child
         self._tokenizer = tokenizer
 
     def count(self, text: str) -> int:
+        """Return how many tokens the engine is given for a prompt."""
         return len(self._tokenizer.encode(text))
 
     def put_on(self, load: Load) -> Answered:

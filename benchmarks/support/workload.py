@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from clients.streaming import GenerateRequest
+from clients.infer_messages import GenerateRequest
 from trireme.base.sample_statistics import percentile
 
 

@@ -14,6 +14,7 @@ from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from trireme.base.errors import SpecError
 
@@ -127,17 +128,25 @@ def _unbounded(model: str, release: ReleaseSpec) -> EnginePart:
         memory = memory_of(release.engine)
     except SpecError as exc:
         raise SpecError(f"{model}, release {release.release}: {exc.message}", **exc.facts) from exc
+    num_kv_blocks = _asked_blocks(release.engine, memory)
     return EnginePart(
         model=model,
         release=release.release,
         devices=tuple(f"GPU {number}" for number in release.gpus) or (HOST,),
         memory=memory,
         max_seq_len=release.engine.max_seq_len,
-        num_kv_blocks=release.engine.num_kv_blocks or 0,
-        is_proposed=release.engine.num_kv_blocks is None,
+        num_kv_blocks=num_kv_blocks or 0,
+        is_proposed=num_kv_blocks is None,
         pool=None if release.on_demand is None else release.on_demand.pool,
         whole_sequence=_whole_sequence(release.engine),
     )
+
+
+def _asked_blocks(engine: EngineSpec, memory: EngineMemory) -> int | None:
+    """Return the KV cache blocks that the deployment asks for, or has memory for; None: it does not say."""
+    if isinstance(engine, VllmEngineSpec) and engine.num_kv_blocks is None and engine.kv_cache_bytes is not None:
+        return engine.kv_cache_bytes // memory.kv_bytes(1)
+    return engine.num_kv_blocks
 
 
 def _whole_sequence(engine: EngineSpec) -> WholeSequence | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from build_engines.checkpoint.checkpoint_config import read_whole_model_shape
 from build_engines.checkpoint.config_values import load_config
+from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.migration.compiled_engine import int_of, load_compiled_engine
 from build_engines.migration.compiled_engine import kv_bytes_per_token as compiled_kv_bytes_per_token
 from build_engines.openvino.openvino_formats import cpu_kv_bytes_per_token
@@ -18,9 +19,11 @@ from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from trireme.base.errors import SpecError
 
 _OPENVINO_BLOCK_TOKENS = 32
+_VLLM_BLOCK_TOKENS = 16  # on a GPU, where the deployment names none
 _MAX_RANK_SHARE = 1.05  # of a checkpoint that is divided: the fullest rank has a little more than the mean
 
 
@@ -71,6 +74,8 @@ def memory_of(engine: EngineSpec) -> EngineMemory:
             return _of_compiled(engine)
         case PyTorchEngineSpec():
             return _of_checkpoint(engine)
+        case VllmEngineSpec():
+            return _of_vllm(engine)
     raise AssertionError(f"no such engine: {engine!r}")
 
 
@@ -112,19 +117,40 @@ def _of_checkpoint(engine: PyTorchEngineSpec) -> EngineMemory:
         cp_size=engine.cp_size,
         is_attention_dp=engine.is_attention_dp,
     )
-    sixteen = "fp16" if shape.dtype == "float16" else "bf16"
-    kv_format = sixteen if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    total = sum(path.stat().st_size for path in engine.dir.glob("*.safetensors"))
-    num_parts = engine.world_size // engine.cp_size  # context parallel ranks each have all weights of their part
-    share = _MAX_RANK_SHARE / num_parts if num_parts > 1 else 1.0
     states = engine.max_num_seqs * state_bytes_per_sequence(shape, layout)  # taken when the engine starts
     return EngineMemory(
-        round(total * share),
+        # Context parallel ranks each have all weights of their part.
+        _share_of_files(engine.dir, engine.world_size // engine.cp_size),
         workspace_bytes(shape, layout, engine.max_num_batched_tokens) + states,
-        kv_bytes_per_token(shape, kv_format, layout),
+        kv_bytes_per_token(shape, _kv_format(shape, engine.kv_cache_dtype), layout),
         engine.kv_block_tokens,
         "its checkpoint's files",
     )
+
+
+def _of_vllm(engine: VllmEngineSpec) -> EngineMemory:
+    shape = read_whole_model_shape(load_config(engine.dir), source=str(engine.dir))
+    layout = ParallelSizes(engine.tp_size, engine.pp_size)
+    kv_format = _kv_format(shape, "fp8" if engine.kv_cache_dtype.startswith("fp8") else engine.kv_cache_dtype)
+    return EngineMemory(
+        _share_of_files(engine.dir, engine.world_size),
+        0,
+        kv_bytes_per_token(shape, kv_format, layout),
+        engine.kv_block_tokens or _VLLM_BLOCK_TOKENS,
+        "its checkpoint's files; vLLM's activations are not known",
+    )
+
+
+def _kv_format(shape: ModelShape, kv_cache_dtype: str) -> str:
+    """Return the number format of the KV cache; `auto` is the model's own."""
+    sixteen = "fp16" if shape.dtype == "float16" else "bf16"
+    return sixteen if kv_cache_dtype == "auto" else kv_cache_dtype
+
+
+def _share_of_files(folder: Path, num_parts: int) -> int:
+    """Return the bytes of a checkpoint that the fullest of some ranks holds."""
+    total = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return round(total * (_MAX_RANK_SHARE / num_parts if num_parts > 1 else 1.0))
 
 
 def _size_of(folder: Path, pattern: str) -> int:

@@ -9,9 +9,11 @@ from pydantic import Field
 from ensemble_configs.spec.base import NotNegative, Positive, Spec
 from ensemble_configs.spec.engine.embedding_spec import EmbeddingModelSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec, ResourceName, ResourceNeed
 
 _MAX_SHARED = 32
+_OnGpus = TensorRtEngineSpec | PyTorchEngineSpec | VllmEngineSpec  # take the memory that they find, unless told
 _LLM_DEVICE = 0  # Triton counts an instance that is of KIND_CPU as one of device 0
 
 
@@ -158,18 +160,14 @@ def _too_many_shared(models: Sequence[ModelSpec]) -> Iterator[str]:
 def unbounded_caches(models: Sequence[ModelSpec]) -> Iterator[str]:
     """Yield a message for each group of engines that share a GPU without saying how much of it.
 
-    TensorRT-LLM takes a part of what is free when it loads, and Triton loads models at the same time. Not refused when
-    the file is read: `trireme plan --deployment` reads it and proposes what to set.
+    TensorRT-LLM takes a part of what is free when it loads, vLLM of the whole memory, and Triton loads models at the
+    same time. Not refused when the file is read: `trireme plan --deployment` reads it and proposes what to set.
     """
     engines = [(model.name, release) for model in models for release in model.releases]
-    on_gpu = [
-        (name, release)
-        for name, release in engines
-        if isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec)
-    ]
+    on_gpu = [(name, release) for name, release in engines if isinstance(release.engine, _OnGpus) and release.num_gpus]
     for number, (name, release) in enumerate(on_gpu):
         others = [other for at, (other, of) in enumerate(on_gpu) if at != number and set(release.gpus) & set(of.gpus)]
-        assert isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec)
+        assert isinstance(release.engine, _OnGpus)
         if others and release.engine.num_kv_blocks is None:
             yield (
                 f"{name}: release {release.release} shares a GPU with {', '.join(sorted(set(others)))}; without "

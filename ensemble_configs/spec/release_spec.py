@@ -171,7 +171,7 @@ class ReleaseSpec(Spec):
     @property
     def num_gpus(self) -> int:
         """Return the number of GPUs of the engine on one node; 0 on the CPU."""
-        world_size = int(getattr(self.engine, "world_size", 0))
+        world_size = 0 if getattr(self.engine, "device", "gpu") == "cpu" else int(getattr(self.engine, "world_size", 0))
         return min(world_size, getattr(self.engine, "gpus_per_node", None) or world_size)
 
     @property

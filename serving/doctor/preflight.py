@@ -13,6 +13,7 @@ from ensemble_configs.releases.memory_need import memory_need_bytes
 from ensemble_configs.releases.release_manifest import find_release, load_manifest
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.grpc_tls import grpc_tls_findings
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
@@ -110,6 +111,8 @@ def _check_files(spec: ReleaseSpec) -> None:
     if isinstance(spec.engine, OpenVinoEngineSpec):
         _check_openvino_files(spec.engine)
         _check_openvino_limits(spec.engine)
+    if isinstance(spec.engine, VllmEngineSpec):
+        check_max_seq_len(spec.engine, load_model_folder(spec.engine.dir, weights="config.json"))
 
 
 def _check_openvino_limits(engine: OpenVinoEngineSpec) -> None:

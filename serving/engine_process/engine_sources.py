@@ -160,14 +160,15 @@ class OwnedEngine:
 
     def _start(self, socket_number: int) -> EngineProcess:
         numbers = [socket_number]
-        command = [_python(), "-m", "serving.engine_process.engine_loop", "--release", str(self._release_dir)]
+        start = self._plan()
+        python = start.python or _python()
+        command = [python, "-m", "serving.engine_process.engine_loop", "--release", str(self._release_dir)]
         command += ["--run-dir", str(run_dir())]  # an engine's process, asked itself, would find another
         command += ["--log-format", log_format()]
         if self._is_inner:
             command.append("--inner")
         if self._listener is not None:
             numbers.append(self._listener.fileno())
-        start = self._plan()
         if start.is_guarded:
             self._memory.note_before_start()
         with self._lock:
@@ -184,7 +185,7 @@ class OwnedEngine:
             for option, number in zip(("--fd", "--clients-fd"), numbers, strict=False):
                 command += [option, str(number)]
             return PlainProcess(command, start.environment_from(os.environ), numbers)
-        guard = [command[0], "-m", "serving.engine_guard"]
+        guard = [_python(), "-m", "serving.engine_guard"]
         return GuardedProcess(start, guard, command, fds=numbers, run_dir=run_dir())
 
 

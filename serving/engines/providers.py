@@ -13,12 +13,14 @@ from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.seam.base import Engine
 from serving.engines.seam.clock import Clock, WallClock
 from serving.engines.seam.engine_start import EngineStart
 from serving.engines.seam.model_folder import load_model_folder
 from serving.engines.tensorrt_llm.tensorrt_llm_causes import explain, known_cause, where_it_is
+from serving.process.run_dir import run_dir
 from trireme.base.errors import ServerError, SpecError
 from trireme.base.extras import how_to_install
 
@@ -41,6 +43,8 @@ def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
         return _openvino(spec)
     if isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec):
         return _tensorrt_llm(spec)
+    if isinstance(spec, VllmEngineSpec):
+        return _vllm(spec)
     return _simulated(spec, clock or WallClock())
 
 
@@ -85,6 +89,16 @@ def _explained_imports() -> Iterator[None]:
         raise SpecError(f"{exc.message}; it needs {cause.wanted}: {cause.next_step}", field="engine") from exc
 
 
+def _vllm(spec: VllmEngineSpec) -> Engine:
+    model = load_model_folder(spec.dir, weights="config.json")
+    check_installed(spec)
+    from serving.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
+    from serving.engines.vllm.vllm_upstream import check_version, installed_version, load_upstream  # noqa: PLC0415
+
+    check_version(spec.vllm, installed_version())
+    return VllmEngine(spec, model, load_upstream())
+
+
 def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
     from serving.engines.simulated.simulated_engine import SimulatedEngine  # noqa: PLC0415
 
@@ -97,11 +111,17 @@ def start_of_release(release: ReleaseSpec) -> EngineStart:
     Raises:
         SpecError: a program that the engines need to be started is not installed.
     """
-    if not isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec):
-        return EngineStart()
-    from serving.engines.tensorrt_llm.trtllm_start import plan_engine_start  # noqa: PLC0415
+    match release.engine:
+        case TensorRtEngineSpec() | PyTorchEngineSpec():
+            from serving.engines.tensorrt_llm.trtllm_start import plan_engine_start  # noqa: PLC0415
 
-    start = plan_engine_start(release.engine, os.environ, shutil.which)
+            start = plan_engine_start(release.engine, os.environ, shutil.which)
+        case VllmEngineSpec():
+            from serving.engines.vllm.vllm_start import plan_vllm_start  # noqa: PLC0415
+
+            start = plan_vllm_start(release.engine, os.environ, run_dir())
+        case _:
+            return EngineStart()
     placement = release.placement
     # Here and not only in the engine's process: ranks are started by the launcher, beside it.
     environment = start.environment | placement.environment()
@@ -114,6 +134,11 @@ def check_installed(spec: EngineSpec) -> None:
     Raises:
         SpecError: it is not installed.
     """
+    if isinstance(spec, VllmEngineSpec):
+        from serving.engines.vllm.vllm_environment import check_environment  # noqa: PLC0415
+
+        check_environment(spec)
+        return
     module = _MODULES.get(spec.provider)
     if module is not None and importlib.util.find_spec(module) is None:
         extra = _EXTRAS[module]

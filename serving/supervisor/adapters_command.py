@@ -12,16 +12,18 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.seam.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, ModelSizes, check_adapter
-from serving.engines.seam.adapter_folder import adapter_folders, engine_modules, files_of, model_sizes
+from serving.engines.seam.adapter_folder import adapter_folders, engine_modules, files_of, model_sizes, named_modules
 from trireme.base.durable_files import sync
 from trireme.base.errors import SpecError
 
@@ -63,7 +65,7 @@ def load(
     \b
     Exit codes: 0 the adapter can be requested; 2 the adapter, its name or the deployment is wrong.
     """
-    lora, sizes = lora_of(deployment, model)
+    lora, sizes, modules = lora_of(deployment, model)
     name = name or source.resolve().name
     if not NAME.fullmatch(name):
         raise SpecError(
@@ -71,9 +73,7 @@ def load(
             field="name",
             value=name,
         )
-    # Where the deployment takes the modules from its adapters, the first adapter may have any modules.
-    is_first = not lora.target_modules and not adapter_folders(lora)
-    facts = check_adapter(source, lora, None if is_first else engine_modules(lora), sizes)
+    facts = check_adapter(source, lora, modules(lora), sizes)
     if (lora.dir / name).exists():
         raise SpecError(
             f"there is an adapter {name!r} in {lora.dir} already; name another with --name, or unload that one first",
@@ -101,7 +101,7 @@ def unload(
     \b
     Exit codes: 0 the adapter is gone; 2 there is no adapter of that name.
     """
-    lora, _ = lora_of(deployment, model)
+    lora, _, _ = lora_of(deployment, model)
     folder = lora.dir / name
     if folder not in adapter_folders(lora):
         names = ", ".join(other.name for other in adapter_folders(lora)) or "none"
@@ -121,12 +121,11 @@ def status(*, deployment: _DeploymentOption, model: _ModelOption = None, is_json
     \b
     Exit codes: 0 all adapters can be served; 1 an adapter cannot; 2 the deployment has no folder of adapters.
     """
-    lora, sizes = lora_of(deployment, model)
-    modules = frozenset(lora.target_modules) and engine_modules(lora)
+    lora, sizes, _ = lora_of(deployment, model)
     rows: list[dict[str, object]] = []
     for folder in adapter_folders(lora):
         try:
-            facts = check_adapter(folder, lora, modules or None, sizes)
+            facts = check_adapter(folder, lora, named_modules(lora), sizes)
             rows.append({"name": folder.name, **_told(facts), "problem": None})
         except SpecError as exc:
             rows.append({"name": folder.name, "problem": exc.message})
@@ -136,8 +135,11 @@ def status(*, deployment: _DeploymentOption, model: _ModelOption = None, is_json
         raise typer.Exit(1)
 
 
-def lora_of(deployment: Path, model: str | None) -> tuple[LoraSpec, ModelSizes]:
-    """Return the LoRA part of a model's engine, and the sizes of the model as far as they are known on this machine.
+_ModulesOf = Callable[[LoraSpec], frozenset[str] | None]  # that a new adapter may change; None: any
+
+
+def lora_of(deployment: Path, model: str | None) -> tuple[LoraSpec, ModelSizes, _ModulesOf]:
+    """Return the LoRA part of a model's engine, the sizes of the model as far as this machine knows them, and modules.
 
     Raises:
         SpecError: no such model, or its engine takes no adapters by request.
@@ -148,13 +150,19 @@ def lora_of(deployment: Path, model: str | None) -> tuple[LoraSpec, ModelSizes]:
         names = ", ".join(one.name for one in models)
         raise SpecError(f"--model must be one of {names}; {deployment} serves them", field="model", value=model)
     engine = chosen[0].engine
-    if not isinstance(engine, TensorRtEngineSpec | PyTorchEngineSpec) or engine.lora is None:
+    if not isinstance(engine, TensorRtEngineSpec | PyTorchEngineSpec | VllmEngineSpec) or engine.lora is None:
         raise SpecError(
             f"{deployment}: the engine has no engine.lora, so it takes no adapters by request; name their folder in "
-            "engine.lora.dir, for the providers tensorrt and pytorch",
+            "engine.lora.dir, for the providers tensorrt, pytorch and vllm",
             field="engine.lora",
         )
-    return engine.lora, model_sizes(engine.dir)
+    modules = named_modules if isinstance(engine, VllmEngineSpec) else _started_modules
+    return engine.lora, model_sizes(engine.dir), modules
+
+
+def _started_modules(lora: LoraSpec) -> frozenset[str] | None:
+    # Where the deployment takes the modules from its adapters, the first adapter may have any modules.
+    return engine_modules(lora) if lora.target_modules or adapter_folders(lora) else None
 
 
 def _put(source: Path, folder: Path, name: str) -> None:

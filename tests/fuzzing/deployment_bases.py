@@ -243,6 +243,20 @@ BASES: dict[str, Data] = {
         "endpoints": [],
         "engine": {"provider": "openvino", "dir": OPENVINO_DIR, "num_kv_blocks": 64, "batch_wait_ms": 2},
     },
+    "vllm": {
+        "name": "vllm",
+        "endpoints": ["ensemble"],
+        "tokenizer": _TOKENIZER,
+        "engine": {
+            "provider": "vllm",
+            "dir": "/engine",
+            "venv_dir": "/vllm",
+            "num_kv_blocks": 64,
+            "tp_size": 2,
+            "lora": {"dir": "/lora"},
+            "speculation": {"method": "ngram", "max_draft_len": 4},
+        },
+    },
     "lookahead": _gpu(
         "lookahead",
         "tensorrt",

@@ -161,13 +161,15 @@ def _other_provider(draw: _Draw) -> None:
     place = draw.random.choice(tagged)
     key = "provider" if "provider" in place.spec.model_fields else "method"
     others = {
-        "provider": ["openvino", "simulated", "tensorrt", "pytorch", "vllm"],
+        "provider": ["openvino", "simulated", "tensorrt", "pytorch", "vllm", "sglang"],
         "method": ["lookahead", "medusa", "eagle", "ngram", "mtp", "eagle3", "draft_target", "magic"],
     }[key]
     draw.put(place, key, draw.random.choice([each for each in others if each != draw.at(place.path)[key]]))
     if draw.random.random() < 0.5:  # whoever changes it knows what else has to be changed
         engine = draw.at(place.path)
-        folder = {"openvino": OPENVINO_DIR, "tensorrt": "/engine", "pytorch": "/engine"}.get(engine.get("provider"))
+        folder = {"openvino": OPENVINO_DIR, "tensorrt": "/engine", "pytorch": "/engine", "vllm": "/engine"}.get(
+            engine.get("provider")
+        )
         engine.pop("dir", None)
         engine |= {} if folder is None else {"dir": folder}
 

@@ -8,7 +8,9 @@ from pydantic import Field
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 
 EngineSpec = Annotated[
-    OpenVinoEngineSpec | SimulatedEngineSpec | TensorRtEngineSpec | PyTorchEngineSpec, Field(discriminator="provider")
+    OpenVinoEngineSpec | SimulatedEngineSpec | TensorRtEngineSpec | PyTorchEngineSpec | VllmEngineSpec,
+    Field(discriminator="provider"),
 ]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative decoding of TensorRT-LLM as typed data: a spec for each method, built into an engine or beside it."""
+"""Speculative decoding of TensorRT-LLM and vLLM as typed data: a spec for each method."""
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Boolean, Integer, Number, Positive, Spec
 
@@ -74,6 +74,24 @@ class NGramSpec(Spec):
     is_public_pool: Boolean = Field(default=True, description="requests share their n-grams")
 
 
+class PromptLookupSpec(Spec):
+    """Drafts looked up in the request's own prompt and output, as vLLM does it."""
+
+    method: Literal["ngram"]
+    max_draft_len: Positive = Field(description="draft tokens of a step")
+    max_matching_ngram_size: Positive = Field(default=5, description="longest n-gram that is looked up")
+    min_matching_ngram_size: Positive = Field(default=2, description="shortest n-gram that is looked up")
+
+    @model_validator(mode="after")
+    def _sizes_are_in_order(self) -> "PromptLookupSpec":
+        if self.min_matching_ngram_size > self.max_matching_ngram_size:
+            raise ValueError(
+                f"min_matching_ngram_size ({self.min_matching_ngram_size}) is above max_matching_ngram_size "
+                f"({self.max_matching_ngram_size})"
+            )
+        return self
+
+
 class MtpSpec(Spec):
     """Multi-token prediction layers of the model itself (DeepSeek)."""
 
@@ -103,7 +121,15 @@ class DraftTargetSpec(Spec):
 
 
 def accepted_at_once(
-    speculation: LookaheadSpec | MedusaSpec | EagleSpec | NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec | None,
+    speculation: LookaheadSpec
+    | MedusaSpec
+    | EagleSpec
+    | NGramSpec
+    | PromptLookupSpec
+    | MtpSpec
+    | Eagle3Spec
+    | DraftTargetSpec
+    | None,
 ) -> int:
     """Return the tokens that a step may add to a sequence, with all drafts accepted."""
     match speculation:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from ensemble_configs.spec.base import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.provider_spec import ProviderSpec
 from ensemble_configs.spec.engine.speculation_specs import (
     DraftTargetSpec,
@@ -34,25 +35,6 @@ class PerfKnobsSpec(Spec):
     is_context_fmha_fp32_acc: Boolean = Field(default=False, description="prefill attention sums up in 32 bits")
     is_cuda_graph: Boolean = Field(default=False, description="record the steps of decode, and replay them")
     cuda_graph_cache_size: NotNegative = Field(default=0, description="recorded steps to keep")
-
-
-class LoraSpec(Spec):
-    """Low-rank adapters, chosen by request."""
-
-    dir: Path = Field(description="holds a folder for each adapter, named by its lora_name or lora_task_id")
-    max_adapters: Positive = Field(
-        default=64, description="that an engine may load in its life; upstream keeps each in host memory"
-    )
-    max_rank: Positive = Field(default=64, description="highest rank of an adapter")
-    target_modules: tuple[str, ...] = Field(
-        default=(), description="attn_q, attn_k, ...; none: those of the adapters at start"
-    )
-    max_device_adapters: Positive | None = Field(
-        default=None, description="adapters in GPU memory at once; none: upstream's choice"
-    )
-    max_host_adapters: Positive | None = Field(
-        default=None, description="adapters in host memory at once; none: upstream's choice"
-    )
 
 
 class CacheTransceiverSpec(Spec):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of LoRA adapters, as Hugging Face's PEFT writes them, before TensorRT-LLM is given one.
+"""The check of LoRA adapters, as Hugging Face's PEFT writes them, before an engine is given one.
 
-Upstream 1.2 loads an adapter in its worker with the request that names it, where a failure is not that request's alone;
-it takes pickled weights (`adapter_model.bin`), which can run code; and it leaves modules out that the engine was not
-started for, without a word. Source: tensorrt_llm/lora_manager.py, executor/base_worker.py (`_enqueue_request`).
+TensorRT-LLM 1.2 loads an adapter in its worker with the request that names it, where a failure is not that request's
+alone; it takes pickled weights (`adapter_model.bin`), which can run code; and it leaves modules out that the engine was
+not started for, without a word. vLLM 0.32 ends when an adapter cannot be loaded within a step. Module names are
+TensorRT-LLM's. Source: tensorrt_llm/lora_manager.py, executor/base_worker.py (`_enqueue_request`).
 """
 
 import re
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from ensemble_configs.releases.safetensors_file import read_header
-from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from trireme.base.errors import SpecError
 from trireme.base.known_types import known
 
@@ -116,7 +117,7 @@ def _read_config(folder: Path) -> _Config:
     for field, (value, allowed) in extras.items():
         if value != allowed:
             raise SpecError(
-                f"{path}: {field} is {value!r}; TensorRT-LLM serves adapters with {allowed!r} there alone",
+                f"{path}: {field} is {value!r}; adapters with {allowed!r} there can be served alone",
                 field=field,
                 value=value,
             )
@@ -137,7 +138,7 @@ def _read_weights(folder: Path, rank: int, sizes: ModelSizes) -> AdapterFacts:
         module = MODULES.get(found["module"]) if found else None
         if found is None or module is None or not tensor.shape:
             raise SpecError(
-                f"{path}: {name!r} is no LoRA tensor of {', '.join(MODULES)}; TensorRT-LLM would leave it out, or not "
+                f"{path}: {name!r} is no LoRA tensor of {', '.join(MODULES)}; an engine would leave it out, or not "
                 "read the file",
                 file=path,
                 value=name,

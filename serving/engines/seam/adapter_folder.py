@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from serving.engines.seam.adapter_check import ANY_SIZES, CONFIG, NAME, WEIGHTS, ModelSizes, check_adapter
 from trireme.base.errors import RequestError, SpecError
 from trireme.base.known_types import known
@@ -27,7 +27,7 @@ _QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 
 
 class Adapter(NamedTuple):
-    """An adapter by the name, number and folder that TensorRT-LLM is given."""
+    """An adapter by the name, number and folder that the engine is given."""
 
     name: str
     number: int  # upstream's lora_int_id: another one whenever the files are others
@@ -42,18 +42,30 @@ class AdapterFolder:
 
     Upstream loads an adapter by its number once and never again, so new weights under an old number would not be
     looked at. The number follows from the files, and KV blocks that the old weights made are not reused for the new.
-    Upstream frees no adapter that it has loaded (its own caches, `max_device_adapters` and `max_host_adapters`, copy
-    from what it keeps), so their number in an engine's life is bounded here.
+    TensorRT-LLM frees no adapter that it has loaded (its own caches, `max_device_adapters` and `max_host_adapters`,
+    copy from what it keeps), so their number in an engine's life is bounded here, unless `is_freed`.
     """
 
-    def __init__(self, lora: LoraSpec, modules: frozenset[str], sizes: ModelSizes = ANY_SIZES) -> None:
+    def __init__(
+        self,
+        lora: LoraSpec,
+        modules: frozenset[str] | None,
+        sizes: ModelSizes = ANY_SIZES,
+        *,
+        upstream: str = "TensorRT-LLM",
+        is_freed: bool = False,
+    ) -> None:
         """Remember the settings; no file is read yet.
 
         Args:
             lora: the deployment's LoRA settings.
-            modules: that the engine was started for, by upstream's names.
+            modules: that the engine was started for, by TensorRT-LLM's names; None: any.
             sizes: of the engine's model.
+            upstream: name of the engine, for messages.
+            is_freed: the engine frees adapters that are not used.
         """
+        self._upstream = upstream
+        self._is_freed = is_freed
         self._lora = lora
         self._sizes = sizes
         self._modules = modules
@@ -83,8 +95,18 @@ class AdapterFolder:
         adapter = known[1]
         if (reason := self._failed.get(adapter.number)) is not None:
             raise self._unloadable(adapter.name, reason, field)
-        self._note_loaded(adapter, field)
+        if not self._is_freed:
+            self._note_loaded(adapter, field)
         return adapter
+
+    def is_current(self, adapter: Adapter) -> bool:
+        """Return whether the folder of an adapter still has the files that it had; what was known of others is lost."""
+        files = files_of(self._lora.dir / adapter.name)
+        stamp = _stamp(files)
+        is_there = stamp is not None and _number(adapter.name, stamp) == adapter.number
+        if not is_there and (known := self._checked.get(adapter.name)) is not None and known[1] == adapter:
+            del self._checked[adapter.name]
+        return is_there
 
     def note_taken(self, number: int) -> None:
         """Note that upstream has taken a request with an adapter, so its files are in order."""
@@ -105,7 +127,7 @@ class AdapterFolder:
 
     def _unloadable(self, name: str, reason: str, field: str) -> RequestError:
         return RequestError(
-            f"{field} ({name}): TensorRT-LLM could not load this adapter: {reason}; mend it and load it again",
+            f"{field} ({name}): {self._upstream} could not load this adapter: {reason}; mend it and load it again",
             field=field,
             value=name,
         )
@@ -195,6 +217,11 @@ def engine_modules(lora: LoraSpec) -> frozenset[str]:
             field="engine.lora.target_modules",
         )
     return modules
+
+
+def named_modules(lora: LoraSpec) -> frozenset[str] | None:
+    """Return the modules that the deployment names for its adapters, completed; None: it names none."""
+    return engine_modules(lora) if lora.target_modules else None
 
 
 def _modules_there(lora: LoraSpec) -> frozenset[str]:

@@ -11,6 +11,7 @@ from serving.process.returned_memory import without_returned_memory
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, which `serving.engine_process.engine_sources` carries out; by default the process is started as it is."""
 
+    python: str | None = None  # interpreter of an environment that is not the server's; None: the server's
     prefix: tuple[str, ...] = ()  # the launcher's command line, before the engine's own
     environment: dict[str, str] = {}  # added to the server's
     dropped_variables: tuple[str, ...] = ()  # prefixes of names that are left out of the server's environment

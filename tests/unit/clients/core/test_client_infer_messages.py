@@ -75,6 +75,11 @@ def test_what_is_not_set_is_not_sent() -> None:
     assert {tensor.name for tensor in message.inputs} == {"text_input", "max_tokens", "return_finish_reason"}
 
 
+def test_a_list_of_words_is_sent_as_the_same_tuple_is() -> None:
+    as_list = GenerateRequest(text_input="hi", max_tokens=4, stop_words=["the", "end"])  # type: ignore[arg-type]
+    assert encode(as_list) == encode(GenerateRequest(text_input="hi", max_tokens=4, stop_words=("the", "end")))
+
+
 def test_every_field_is_an_input_of_the_contract() -> None:
     assert set(GenerateRequest.__struct_fields__) <= {name for name, _ in inputs_of("tensorrt_llm_bls")}
 

@@ -8,6 +8,7 @@ import pytest
 
 from ensemble_configs.render.release_file import RELEASE_FILE, load_release, render_release
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.engine.speculation_specs import (
@@ -16,7 +17,6 @@ from ensemble_configs.spec.engine.speculation_specs import (
 )
 from ensemble_configs.spec.engine.tensorrt_llm_specs import (
     CacheTransceiverSpec,
-    LoraSpec,
     PyTorchEngineSpec,
     TensorRtEngineSpec,
 )

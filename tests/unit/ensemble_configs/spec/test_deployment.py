@@ -61,8 +61,8 @@ def test_relative_paths_are_meant_from_the_file(tmp_path: Path, monkeypatch: pyt
         pytest.param("name: test", "no model; name several in models, or set tokenizer and engine", id="no model"),
         pytest.param(
             GOOD.replace("provider", "provder"),
-            "d.yaml: engine.provider: field required, one of openvino, pytorch, simulated, tensorrt; provder is not "
-            "known there",
+            "d.yaml: engine.provider: field required, one of openvino, pytorch, simulated, tensorrt, vllm; provder is "
+            "not known there",
             id="mistyped key that says which of several",
         ),
         pytest.param(GOOD.replace("300", "300, step_ms: .inf"), "step_ms: input should be", id="endless number"),

@@ -22,7 +22,7 @@ from trireme.base.errors import SpecError
 
 pytestmark = pytest.mark.slow
 
-SAMPLE, COUNT = 600, 3000  # COUNT: so many that every field is touched
+SAMPLE, COUNT = 600, 3600  # COUNT: so many that every field is touched
 FIELDS_IN_TURNS = 7  # of so many mutations one at least goes to a field that no other of its kind went to
 # What is always a mistake; the refusal names the very key.
 ALWAYS_REFUSED = {"key mistyped", "key unknown", "key twice", "wrong type", "out of range"}

@@ -23,6 +23,7 @@ from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engine_process.engine_warm_up import warm_up
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
@@ -73,10 +74,16 @@ def pytorch_of_1_3(**changes: object) -> Engine:
 
 
 def with_room(spec: EngineSpec, changes: Mapping[str, object]) -> EngineSpec:
-    """Return a spec whose KV cache has room for one whole sequence with its beams, or TensorRT-LLM would shorten it.
+    """Return a spec whose KV cache has room for one whole sequence with its beams.
+
+    TensorRT-LLM would shorten the sequence, and vLLM refuse to load.
 
     A cache that a test does not name grows; beside one that it names, sequences are as long as that has room for.
     """
+    if isinstance(spec, VllmEngineSpec) and "num_kv_blocks" in changes:
+        assert spec.num_kv_blocks is not None
+        assert spec.kv_block_tokens is not None, "of the spec that is proved"
+        return spec.model_copy(update={"max_seq_len": spec.num_kv_blocks * spec.kv_block_tokens})
     if not isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec):
         return spec
     whole, block_tokens = whole_sequence_of(spec), block_tokens_of(spec)
@@ -124,6 +131,7 @@ BEAM_WIDTH = 3
 OF_TRTLLM: dict[str, Any] = {"is_evicting": False, "is_last_token_cached": True}
 OF_TENSORRT: dict[str, Any] = OF_TRTLLM | {"beams": (("max_beam_width", BEAM_WIDTH),), "has_log_probs_of_beams": False}
 OF_PYTORCH: dict[str, Any] = OF_TRTLLM | {"beams": (("max_beam_width", BEAM_WIDTH), ("is_overlap_scheduler", False))}
+OF_VLLM: dict[str, Any] = {"is_last_token_cached": True}
 
 
 PROVIDERS = [
@@ -149,8 +157,10 @@ def real_provider(file: Path) -> object:
         spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(described | LIMITS | changes)
         return create_engine(with_room(spec, changes))
 
-    traits: dict[str, Any] = {"tensorrt": OF_TENSORRT, "pytorch": OF_PYTORCH}.get(described["provider"], {})
-    provider = Provider(create, is_exact=False, is_paced=False, **traits)
+    traits: dict[str, Any] = {"tensorrt": OF_TENSORRT, "pytorch": OF_PYTORCH, "vllm": OF_VLLM}.get(
+        described["provider"], {}
+    )
+    provider = Provider(create, is_exact=False, **({"is_paced": False} | traits))
     return pytest.param(provider, id=described["provider"], marks=pytest.mark.gpu)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from lora_adapters import write_adapter, write_safetensors
 
-from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from serving.engines.seam.adapter_check import ModelSizes, check_adapter
 from serving.engines.seam.adapter_folder import Adapter, AdapterFolder, engine_modules, model_sizes
 from serving.supervisor.adapters_command import KEPT_S
@@ -275,6 +275,23 @@ def test_an_adapter_that_upstream_could_not_load_is_not_asked_for_again_until_it
     shutil.rmtree(tmp_path / "legal")
     write_adapter(tmp_path / "legal", seed=2)
     assert find(adapters, "legal").name == "legal"
+
+
+def test_an_engine_that_frees_adapters_has_no_limit_and_is_told_which_are_gone(tmp_path: Path) -> None:
+    adapters = AdapterFolder(LoraSpec(dir=tmp_path, max_adapters=1), None, upstream="vLLM", is_freed=True)
+    for seed, name in enumerate(("a", "b")):
+        write_adapter(tmp_path / name, seed=seed)
+    first, second = find(adapters, "a"), find(adapters, "b")
+    assert adapters.is_current(first)
+    shutil.rmtree(tmp_path / "a")
+    write_adapter(tmp_path / "a", seed=2)
+    shutil.rmtree(tmp_path / "b")
+    assert not adapters.is_current(first)
+    assert not adapters.is_current(second)
+    again = find(adapters, "a")
+    assert adapters.is_current(again)
+    assert not adapters.is_current(first), "others of its name"
+    assert "(a): vLLM could not load this adapter: no" in adapters.note_failed("a", 1, "no", field="lora_name").message
 
 
 def test_an_adapter_that_cannot_be_served_is_not_loaded(

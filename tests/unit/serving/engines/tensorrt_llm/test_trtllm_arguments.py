@@ -16,6 +16,7 @@ from trtllm_behaviour import Executor
 
 from ensemble_configs.releases.release_parts import ReleaseLimits
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.speculation_specs import (
     DraftTargetSpec,
     Eagle3Spec,
@@ -27,7 +28,6 @@ from ensemble_configs.spec.engine.speculation_specs import (
 )
 from ensemble_configs.spec.engine.tensorrt_llm_specs import (
     CacheTransceiverSpec,
-    LoraSpec,
     PyTorchEngineSpec,
     TensorRtEngineSpec,
 )

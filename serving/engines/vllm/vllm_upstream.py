@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of `vllm` that we use, as types, and what its versions call it; loaded by name, in vLLM's environment alone.
+
+Source: vllm 0.32.0, `vllm/v1/engine/__init__.py`, `core.py`, `core_client.py`, `vllm/sampling_params.py`.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trireme.base.errors import SpecError
+
+_log = logging.getLogger("trireme.engine")
+
+KNOWN_VERSIONS = ("0.32",)  # that were read and run
+
+# FinishReason by value, an IntEnum.
+STOP, LENGTH, ABORT, ERROR = 0, 1, 2, 3
+SCHEDULED, PREEMPTED = 2, 3  # EngineCoreEventType by value
+
+
+class Event(Protocol):
+    """The interface of EngineCoreEvent."""
+
+    type: int
+    timestamp: float  # of the monotonic clock, seconds
+
+
+class PrefillStats(Protocol):
+    """The interface of PrefillStats, with a request's first output."""
+
+    num_cached_tokens: int
+
+
+class LogProbs(Protocol):
+    """The interface of LogprobsLists: ``[tokens, 1 + asked for]``, the chosen token first."""
+
+    logprobs: Sequence[Sequence[float]]
+
+
+class Output(Protocol):
+    """The interface of EngineCoreOutput: what one request has got in a step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: LogProbs | None
+    finish_reason: int | None
+    events: list[Event] | None
+    prefill_stats: PrefillStats | None
+
+
+class SpecDecodeMetrics(Protocol):
+    """The interface of RequestSpecDecodeMetrics."""
+
+    num_draft_tokens: int
+    histogram: Sequence[int]  # steps by the number of drafts that were accepted
+
+
+class Request(Protocol):
+    """The interface of the scheduler's request."""
+
+    request_id: str
+    num_preemptions: int
+    spec_decode_metrics: SpecDecodeMetrics | None  # None: without speculative decoding
+
+
+class BlockPool(Protocol):
+    """The interface of the pool of KV blocks; one of them is never used."""
+
+    num_gpu_blocks: int
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks a new request could take, those kept for reuse included."""
+
+
+class Scheduler(Protocol):
+    """The interface of the scheduler."""
+
+    running: Sequence[Request]
+    kv_cache_manager: Any  # `block_pool`
+
+    def has_requests(self) -> bool:
+        """Return whether a step has anything to do, ended requests to forget included."""
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """Return how many requests run and how many wait."""
+
+
+class Core(Protocol):
+    """The interface of EngineCore in the process that made it."""
+
+    scheduler: Scheduler
+    vllm_config: Any
+    model_executor: Any
+    step_fn: Callable[[], tuple[Mapping[int, Any] | None, bool]]
+
+    def preprocess_add_request(self, request: object) -> tuple[Request, int]:
+        """Return the scheduler's request, and begin to compile its grammar."""
+
+    def add_request(self, request: Request, request_wave: int = 0) -> None:
+        """Queue a request."""
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """End requests and free their blocks at once."""
+
+    def post_step(self, model_executed: bool) -> None:
+        """Hand drafts on to the scheduler, after each step."""
+
+    def add_lora(self, lora_request: object) -> bool:
+        """Load an adapter, unless its number is there."""
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Free an adapter."""
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the adapters in host memory."""
+
+    def shutdown(self) -> None:
+        """End the executor and its workers."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """An installation of vLLM."""
+
+    version: str
+    device: str  # "cpu", "cuda", ...: what it was built for
+    make_engine_args: Callable[..., Any]
+    make_core: Callable[[Any], Core]
+    make_sampling_params: Callable[..., Any]
+    make_structured_outputs: Callable[..., Any]
+    make_request: Callable[..., object]
+    make_lora_request: Callable[..., object]
+    check_guide: Callable[[Any], None]  # of sampling parameters
+    request_errors: tuple[type[Exception], ...]  # raised for what a request asks
+
+
+def installed_version() -> str:
+    """Return the version of the installed `vllm`."""
+    return str(importlib.import_module("vllm.version").__version__)
+
+
+def check_version(asked: str | None, installed: str) -> None:
+    """Refuse a version that is older than those that are known, and warn of a newer one.
+
+    Raises:
+        SpecError: the installed version is older, or another than the deployment names.
+    """
+    if asked is not None and _numbers(asked) != _numbers(installed):
+        raise SpecError(
+            f"engine.vllm is {asked}, and vLLM {installed} is installed; install that version in engine.venv_dir, or "
+            "name this one",
+            field="engine.vllm",
+            value=asked,
+            version=installed,
+        )
+    if _numbers(installed) < _numbers(KNOWN_VERSIONS[0]):
+        raise SpecError(
+            f"vLLM {installed} is installed, and provider 'vllm' is written for {', '.join(KNOWN_VERSIONS)}; install "
+            "one of those in engine.venv_dir",
+            field="engine.provider",
+            value="vllm",
+            version=installed,
+        )
+    if _numbers(installed) > _numbers(KNOWN_VERSIONS[-1]):
+        _log.warning(
+            "vLLM %s is newer than what provider 'vllm' is written for (%s): its behaviour is taken for that of %s",
+            installed, ", ".join(KNOWN_VERSIONS), KNOWN_VERSIONS[-1],
+        )  # fmt: skip
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def load_upstream() -> Upstream:
+    """Import `vllm`, which takes seconds."""
+    arguments = importlib.import_module("vllm.engine.arg_utils")
+    sampling = importlib.import_module("vllm.sampling_params")
+    engine = importlib.import_module("vllm.v1.engine")
+    return Upstream(
+        version=installed_version(),
+        device=str(importlib.import_module("vllm.platforms").current_platform.device_type),
+        make_engine_args=arguments.EngineArgs,
+        make_core=_make_core,
+        make_sampling_params=sampling.SamplingParams,
+        make_structured_outputs=sampling.StructuredOutputsParams,
+        make_request=engine.EngineCoreRequest,
+        make_lora_request=importlib.import_module("vllm.lora.request").LoRARequest,
+        request_errors=(TypeError, ValueError, importlib.import_module("vllm.exceptions").VLLMClientError),
+        check_guide=importlib.import_module("vllm.v1.structured_output.backend_xgrammar").validate_xgrammar_grammar,
+    )
+
+
+def _make_core(engine_args: Any) -> Core:
+    """Load a model, and return the engine core around it, in this process."""
+    usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.ENGINE_CONTEXT
+    executor = importlib.import_module("vllm.v1.executor").Executor
+    config = engine_args.create_engine_config(usage)
+    core: Core = importlib.import_module("vllm.v1.engine.core").EngineCore(
+        config, executor.get_class(config), log_stats=True
+    )
+    return core
+
+
+class LoraWeights(Protocol):
+    """The interface of LoRALayerWeights: one tensor of each side, or for a packed module one of each part."""
+
+    lora_a: Any
+    lora_b: Any
+
+
+class LoraLayer(Protocol):
+    """The interface of a layer that adapters change.
+
+    For each of its parts ``[slots, 1, rank, in]`` and ``[slots, 1, out, rank]``.
+    """
+
+    lora_a_stacked: Sequence[Any]
+    lora_b_stacked: Sequence[Any]
+
+
+class LoraModel(Protocol):
+    """The interface of LoRAModel: a loaded adapter."""
+
+    loras: Mapping[str, LoraWeights]  # by module
+
+
+class LoraManager(Protocol):
+    """The interface of LoRAModelManager: the adapters of a model, and its layers."""
+
+    modules: Mapping[str, LoraLayer]
+    packed_modules: Mapping[str, Sequence[str]]  # for a module of several parts: what adapters call them
+
+    def get_adapter(self, adapter_id: int) -> LoraModel:
+        """Return a loaded adapter."""
+
+
+def lora_manager(core: Core) -> LoraManager:
+    """Return the manager of an engine's adapters, where its one rank is in this process."""
+    manager: LoraManager = core.model_executor.driver_worker.worker.model_runner.lora_manager._adapter_manager
+    return manager
+
+
+def one_line(exc: BaseException) -> str:
+    """Return what an error of vLLM says, in one line."""
+    return " ".join(str(exc).split()) or repr(exc)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of where vLLM runs: its environment, what its process sees of Trireme, and the versions that are taken."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
+from serving.engines.providers import check_installed
+from serving.engines.vllm.vllm_start import plan_vllm_start
+from serving.engines.vllm.vllm_upstream import check_version
+from serving.process.code_links import code_links
+from trireme.base.errors import SpecError
+
+
+def spec(**changes: object) -> VllmEngineSpec:
+    return VllmEngineSpec.model_validate({"provider": "vllm", "dir": "/model"} | changes)
+
+
+def environment(folder: Path, *, has_vllm: bool = True, has_openmp: bool = False) -> Path:
+    """Return a virtual environment, whose interpreter is this one."""
+    python = folder / "bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    if has_vllm:
+        version = folder / "lib/python3.11/site-packages/vllm/version.py"
+        version.parent.mkdir(parents=True)
+        version.write_text('__version__ = "0.32.0"\n')
+    if has_openmp:
+        (folder / "lib").mkdir(exist_ok=True)
+        (folder / "lib/libiomp5.so").touch()
+    return folder
+
+
+def test_the_servers_own_environment_needs_no_other_interpreter(tmp_path: Path) -> None:
+    start = plan_vllm_start(spec(), {}, tmp_path)
+    assert (start.python, start.is_guarded, start.close_timeout_s) == (None, False, None)
+    assert start.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "PYTHONPATH" not in start.environment
+
+
+def test_another_environment_runs_the_engine_without_the_servers_packages(tmp_path: Path) -> None:
+    venv = environment(tmp_path / "venv", has_openmp=True)
+    on_cpu = spec(venv_dir=venv, device="cpu", kv_cache_bytes=2**26, num_threads=3)
+    start = plan_vllm_start(on_cpu, {"LD_PRELOAD": "/a.so"}, tmp_path)
+    assert start.python == str(venv / "bin/python")
+    assert start.environment["OMP_NUM_THREADS"] == "3"
+    assert start.environment["LD_PRELOAD"] == f"{venv / 'lib/libiomp5.so'}:/a.so"
+    seen = start.environment_from(
+        {"PYTHONPATH": "/server", "PYTHONHOME": "/server", "VIRTUAL_ENV": "/server", "A": "1"}
+    )
+    assert seen["PYTHONPATH"] == str(tmp_path / "code")
+    assert seen["A"] == "1"
+    assert not {"PYTHONHOME", "VIRTUAL_ENV"} & seen.keys()
+
+
+def test_a_cpu_has_settings_of_its_own_and_a_gpu_none_of_them(tmp_path: Path) -> None:
+    of_cpu = {"OMP_NUM_THREADS", "KMP_BLOCKTIME", "VLLM_CPU_OMP_THREADS_BIND"}
+    assert not of_cpu & plan_vllm_start(spec(), {}, tmp_path).environment.keys()
+    assert of_cpu <= plan_vllm_start(spec(device="cpu", kv_cache_bytes=2**26), {}, tmp_path).environment.keys()
+    with pytest.raises(ValidationError, match="device: cpu needs kv_cache_bytes"):
+        spec(device="cpu")
+
+
+def test_ranks_run_below_a_guard(tmp_path: Path) -> None:
+    start = plan_vllm_start(spec(tp_size=2), {}, tmp_path)
+    assert start.is_guarded
+    assert start.close_timeout_s == 25.0
+
+
+def test_what_the_engines_process_imports_of_trireme_is_behind_the_links_alone(tmp_path: Path) -> None:
+    links = code_links(tmp_path)
+    assert code_links(tmp_path) == links, "another engine of the server finds them"
+    assert sorted(path.name for path in links.iterdir()) == ["ensemble_configs", "serving", "trireme"]
+    script = (
+        "import sys; sys.path[:0] = [sys.argv[1]]; sys.path = [p for p in sys.path if p != sys.argv[2]]\n"
+        "import serving.engine_process.engine_loop, serving.engines.providers\n"
+        "ours = {'benchmarks', 'build_engines', 'clients', 'documents', 'gateway', 'observability'}\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & ours))"
+    )
+    argv = [sys.executable, "-c", script, str(links), str(Path.cwd())]
+    assert subprocess.run(argv, capture_output=True, check=True, cwd=tmp_path).stdout.strip() == b"[]"
+
+
+def test_an_environment_is_looked_at_before_a_start(tmp_path: Path) -> None:
+    check_installed(spec(venv_dir=environment(tmp_path / "good")))
+    with pytest.raises(SpecError, match=r"engine.venv_dir: .*nowhere has no bin/python"):
+        check_installed(spec(venv_dir=tmp_path / "nowhere"))
+    with pytest.raises(SpecError, match=r"engine.venv_dir: .*empty holds no vLLM"):
+        check_installed(spec(venv_dir=environment(tmp_path / "empty", has_vllm=False)))
+    with pytest.raises(SpecError, match=r"vllm is not installed beside the server; set engine\.venv_dir"):
+        check_installed(spec())
+
+
+def test_versions_are_taken_refused_or_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    check_version(None, "0.32.0")
+    check_version("0.32", "0.32.1+cpu")
+    with pytest.raises(SpecError, match=r"engine.vllm is 0.31, and vLLM 0.32.0 is installed"):
+        check_version("0.31", "0.32.0")
+    with pytest.raises(SpecError, match=r"vLLM 0.21.0 is installed, and provider 'vllm' is written for 0.32"):
+        check_version(None, "0.21.0")
+    assert caplog.records == []
+    with caplog.at_level(logging.WARNING):
+        check_version(None, "0.33.0")
+    assert "vLLM 0.33.0 is newer" in caplog.text
