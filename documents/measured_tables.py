@@ -116,7 +116,11 @@ def long_texts() -> str:
 
 def prefix_cache() -> str:
     """Return the time to first token of prompts that begin as an earlier one."""
-    models = {"prefix_cache_demo_cpu": "demo, 5M, chunks of 128", "prefix_cache_random_125m": "125M, chunks of 512"}
+    models = {
+        "prefix_cache_demo_cpu": "demo, 5M, chunks of 128",
+        "prefix_cache_random_125m": "125M, chunks of 512",
+        "prefix_cache_demo_vllm": "demo, 5M, vLLM, chunks of 512",
+    }
     rows = [
         [
             model,
