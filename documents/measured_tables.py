@@ -50,7 +50,7 @@ def direct_responses() -> str:
             cells = [f"{one[part]['median']:,.0f}" for part in parts for one in (parts, through["core_us"][kind])]
             rows.append([str(past["streams"]), kind, *cells])
     header = ["streams", "process", "a request, µs: past Triton", "through", "a response, µs: past Triton", "through"]
-    return f"{markdown_table(header, rows)}\n\nFrom {source('request_cost_ways')}."
+    return f"{markdown_table(header, rows)}\n\nFrom {source('request_cost_ways')}"
 
 
 def frontend_cost() -> str:
