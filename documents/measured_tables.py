@@ -50,7 +50,7 @@ def direct_responses() -> str:
             cells = [f"{one[part]['median']:,.0f}" for part in parts for one in (parts, through["core_us"][kind])]
             rows.append([str(past["streams"]), kind, *cells])
     header = ["streams", "process", "a request, µs: past Triton", "through", "a response, µs: past Triton", "through"]
-    return f"{markdown_table(header, rows)}\n\nFrom {source('request_cost_ways')}."
+    return f"{markdown_table(header, rows)}\n\nFrom {source('request_cost_ways')}"
 
 
 def frontend_cost() -> str:
@@ -116,7 +116,11 @@ def long_texts() -> str:
 
 def prefix_cache() -> str:
     """Return the time to first token of prompts that begin as an earlier one."""
-    models = {"prefix_cache_demo_cpu": "demo, 5M, chunks of 128", "prefix_cache_random_125m": "125M, chunks of 512"}
+    models = {
+        "prefix_cache_demo_cpu": "demo, 5M, chunks of 128",
+        "prefix_cache_random_125m": "125M, chunks of 512",
+        "prefix_cache_demo_vllm": "demo, 5M, vLLM, chunks of 512",
+    }
     rows = [
         [
             model,

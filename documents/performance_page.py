@@ -29,6 +29,8 @@ def tables() -> dict[str, str]:
     return {
         "peers": _peers(peers),
         "what the peers were": _sides(peers["sides"]),
+        "vllm engine": f"{_peers(latest('vllm_engine'))}\n\nFrom {source('vllm_engine')}",
+        "what the vllm engines were": _sides(latest("vllm_engine")["sides"]),
         "frontends": _frontends(mocker),
         "what the frontends were": _sides(mocker["sides"]),
         "front doors": front_doors(latest("front_doors"), source("front_doors"))
