@@ -17,6 +17,7 @@ import openvino_genai
 
 from serving.engines.openvino.openvino_json import without_white_space
 from serving.engines.seam.base import EngineInfo, SamplingParams
+from serving.engines.seam.request_limits import refuse_other_ends
 from trireme.base.errors import RequestError
 
 TOKENIZER_FILE = "openvino_tokenizer.xml"
@@ -77,23 +78,8 @@ def refuse_unguidable(sampling: SamplingParams, info: EngineInfo) -> None:
     Raises:
         RequestError: an `end_id`, `min_tokens`, or a model without an end token.
     """
-    if sampling.guide_type is None:
-        return
-    if not info.end_ids:
-        message = "guided decoding needs a model with an end token, and this one names none in generation_config.json"
-        raise RequestError(message, field="guided_decoding_guide_type", provider=info.provider)
-    for field, value, is_neutral in (
-        ("end_id", sampling.end_id, sampling.end_id is None or sampling.end_id in info.end_ids),
-        ("min_tokens", sampling.min_tokens, sampling.min_tokens == 0),
-    ):
-        if not is_neutral:
-            raise RequestError(
-                f"{field} ({value}) does not go with guided decoding on the provider {info.provider!r}: the guide and "
-                "the model's own end token say where the output ends; leave it out",
-                field=field,
-                value=value,
-                provider=info.provider,
-            )
+    if sampling.guide_type is not None:
+        refuse_other_ends(sampling, info)
 
 
 def _structured_output(guide_type: str, guide: str | None) -> object:

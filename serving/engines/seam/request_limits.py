@@ -28,6 +28,29 @@ def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
     _refuse_length(len(request.input_ids), request.sampling.max_tokens, info)
 
 
+def refuse_other_ends(sampling: SamplingParams, info: EngineInfo) -> None:
+    """Check that a request with a guide leaves its end to the guide and the model's own end token.
+
+    Raises:
+        RequestError: another `end_id`, `min_tokens`, or a model without an end token.
+    """
+    if not info.end_ids:
+        message = "guided decoding needs a model with an end token, and this one names none in generation_config.json"
+        raise RequestError(message, field="guided_decoding_guide_type", provider=info.provider)
+    for field, value, is_neutral in (
+        ("end_id", sampling.end_id, sampling.end_id is None or sampling.end_id in info.end_ids),
+        ("min_tokens", sampling.min_tokens, sampling.min_tokens == 0),
+    ):
+        if not is_neutral:
+            raise RequestError(
+                f"{field} ({value}) does not go with guided decoding on the provider {info.provider!r}: the guide and "
+                "the model's own end token say where the output ends; leave it out",
+                field=field,
+                value=value,
+                provider=info.provider,
+            )
+
+
 def refuse_short_cache(whole_sequence: WholeSequence, info: EngineInfo) -> None:
     """Check that an engine's KV cache, as large as it turned out, holds the longest sequence that is promised.
 

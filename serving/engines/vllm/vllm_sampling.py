@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from serving.engines.seam.base import EngineInfo, SamplingParams
+from serving.engines.seam.request_limits import refuse_other_ends
 from serving.engines.vllm.vllm_arguments import GUIDES
 from serving.engines.vllm.vllm_upstream import Upstream, one_line
 from trireme.base.errors import RequestError
@@ -59,7 +60,7 @@ def sampling_params(sampling: SamplingParams, info: EngineInfo, upstream: Upstre
     if sampling.bad_words:
         params._bad_words_token_ids = [list(word) for word in sampling.bad_words]  # by ids vLLM has no other field
     if sampling.guide_type is not None:
-        _refuse_unguidable(sampling, info)
+        refuse_other_ends(sampling, info)
         with_guide = functools.partial(_add_guide, params, sampling.guide_type, sampling.guide, upstream)
         _checked(upstream, with_guide, field="guided_decoding_guide")
     return params
@@ -86,22 +87,6 @@ def _arguments(sampling: SamplingParams, info: EngineInfo) -> dict[str, Any]:
     if sampling.return_log_probs:
         arguments["logprobs"] = 0  # of the chosen token alone
     return arguments
-
-
-def _refuse_unguidable(sampling: SamplingParams, info: EngineInfo) -> None:
-    """Check what does not go together with a guide, whose end is the model's own end token."""
-    for field, value, is_neutral in (
-        ("end_id", sampling.end_id, sampling.end_id is None or sampling.end_id in info.end_ids),
-        ("min_tokens", sampling.min_tokens, sampling.min_tokens == 0),
-    ):
-        if not is_neutral:
-            raise RequestError(
-                f"{field} ({value}) does not go with guided decoding on the provider {info.provider!r}: the guide and "
-                "the model's own end token say where the output ends; leave it out",
-                field=field,
-                value=value,
-                provider=info.provider,
-            )
 
 
 def _add_guide(params: Any, guide_type: str, guide: str | None, upstream: Upstream) -> None:

@@ -4,17 +4,21 @@
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from running_server import RunningServer, deployment_text
 from test_fuzz import fuzz
-from vllm_own_server import ENGINE, own_server
+from vllm_own_server import ENGINE, MODEL, own_server
 from waiting import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
+from ensemble_configs.spec.release_spec import TokenizerSpec
+from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import Unavailable
 
+TOKENIZER = PromptTokenizer.from_spec(TokenizerSpec(dir=MODEL))
+BLOCK_TOKENS = 32  # of `ENGINE`
 READY_S = 240.0  # torch and vLLM are imported, which a busy machine takes its time for
 WATCHDOG_S = 15.0
 PROMPTS = [
@@ -65,25 +69,36 @@ def test_greedy_text_is_that_of_vllms_own_server(
 
 def test_a_shared_beginning_is_found_in_the_prefix_cache_and_counted(server: RunningServer) -> None:
     beginning = "A long story begins here, and nobody knows how it will end. " * 20
-    labels = {"model": "ensemble", "version": "1"}
+    first, second = f"{beginning} First", f"{beginning} Second"
+    one, other = (TOKENIZER.encode(prompt).tolist() for prompt in (first, second))
+    shared = next(index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    found = shared // BLOCK_TOKENS * BLOCK_TOKENS
+    assert found > 100
 
     def counts() -> tuple[float, float]:
-        names = ("prompt_tokens", "cached_prompt_tokens")
-        return tuple(server.metric(f"trireme_{name}_total", **labels) for name in names)  # type: ignore[return-value]
+        queried, cached = (
+            server.metric(f"trireme_{name}_total", model="ensemble", version="1")
+            for name in ("prefix_cache_queries", "cached_prompt_tokens")
+        )
+        return queried, cached
 
     with TritonClient(server.url) as client:
         text_of(client, request("Anything", 2))  # an engine that has told nothing has not reused nothing
-        wait_until(lambda: counts()[0] > 0, 5)
-        before, cached = counts()
-        text_of(client, request(f"{beginning} First", 2))
-        wait_until(lambda: counts()[0] > before, 5)
-        cold, still = counts()
-        assert still == cached
-        text_of(client, request(f"{beginning} Second", 2))
-        wait_until(lambda: counts()[0] > cold, 5)
-    shared = (cold - before) // 32 * 32
-    assert shared - 32 <= counts()[1] - cached <= shared, "all whole blocks of the beginning"
-    assert counts()[1] % 32 == 0
+        before = settled(counts)
+        text_of(client, request(first, 2))
+        cold = (before[0] + len(one), before[1])
+        wait_until(lambda: counts() == cold, 10)
+        text_of(client, request(second, 2))
+        wait_until(lambda: counts() == (cold[0] + len(other), cold[1] + found), 10)
+
+
+def settled(counts: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    """Return counts of the metrics page once all requests before are in them: they come a moment after an answer."""
+    while True:
+        seen = counts()
+        time.sleep(1.5)
+        if counts() == seen:
+            return seen
 
 
 def test_an_answer_follows_its_guide(server: RunningServer) -> None:

@@ -4,6 +4,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from serving.engines.seam.base import EngineInfo, SamplingParams
@@ -80,3 +81,6 @@ def test_a_guide_ends_where_it_says(sampling: dict[str, int]) -> None:
     with pytest.raises(RequestError, match="does not go with guided decoding"):
         words(guide_type="json", **sampling)
     assert words(guide_type="json", end_id=2).stop_token_ids == [2]
+    endless = msgspec.structs.replace(INFO, end_ids=())
+    with pytest.raises(RequestError, match="needs a model with an end token"):
+        sampling_params(SamplingParams(max_tokens=8, guide_type="json"), endless, UPSTREAM)
