@@ -3,6 +3,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from trireme.base.errors import SpecError
 
 _FIELD = "engine.venv_dir"
+# Asked, not looked for: an environment may see the packages of the one below it.
+_FINDS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 
 def check_environment(spec: VllmEngineSpec) -> None:
@@ -28,8 +31,7 @@ def check_environment(spec: VllmEngineSpec) -> None:
                 value=spec.provider,
             )
         return
-    interpreter_of(spec.venv_dir)
-    if not any(spec.venv_dir.glob("lib/python3*/site-packages/vllm/version.py")):
+    if subprocess.run([interpreter_of(spec.venv_dir), "-I", "-c", _FINDS_VLLM], check=False).returncode:
         raise SpecError(
             f"{_FIELD}: {spec.venv_dir} holds no vLLM; install it there (pip install vllm==0.32.0), or name another "
             "environment",

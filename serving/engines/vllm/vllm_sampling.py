@@ -55,8 +55,8 @@ def sampling_params(sampling: SamplingParams, info: EngineInfo, upstream: Upstre
         RequestError: a value that vLLM does not take, or a guide that does not compile.
     """
     params = _checked(upstream, lambda: upstream.make_sampling_params(**_arguments(sampling, info)))
-    if not sampling.is_greedy:
-        params.temperature = sampling.temperature
+    if not sampling.is_greedy and sampling.temperature > MAX_TEMPERATURE:
+        params.temperature = sampling.temperature  # one below 0.01 stays as vLLM raises it, or numbers overflow
     if sampling.bad_words:
         params._bad_words_token_ids = [list(word) for word in sampling.bad_words]  # by ids vLLM has no other field
     if sampling.guide_type is not None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of our sampling parameters in vLLM's words; that vLLM heeds them: test_vllm_conformance."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_what_is_set_is_said_and_a_temperature_that_the_constructor_refuses_all_
     said = {name: getattr(params, name) for name in ("top_p", "top_k", "temperature", "seed", "presence_penalty")}
     assert said == {"top_p": 0.5, "top_k": 7, "temperature": 3.5, "seed": 3, "presence_penalty": 1.0}
     assert params.min_tokens == 8, "no more than max_tokens"
+
+
+def test_a_temperature_that_vllm_raises_stays_raised() -> None:
+    def raising(**arguments: Any) -> SimpleNamespace:
+        return made(**arguments | {"temperature": max(arguments["temperature"], 0.01)})
+
+    upstream = dataclasses.replace(UPSTREAM, make_sampling_params=raising)
+    params = sampling_params(SamplingParams(max_tokens=8, top_p=0.9, temperature=1e-30), INFO, upstream)
+    assert params.temperature == 0.01
 
 
 @pytest.mark.parametrize(("end_id", "ids"), [(None, [1, 2]), (-1, []), (7, [7])])

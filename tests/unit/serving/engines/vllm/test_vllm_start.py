@@ -4,6 +4,7 @@
 import logging
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,13 @@ def spec(**changes: object) -> VllmEngineSpec:
 
 
 def environment(folder: Path, *, has_vllm: bool = True, has_openmp: bool = False) -> Path:
-    """Return a virtual environment, whose interpreter is this one."""
-    python = folder / "bin/python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
+    """Return a virtual environment, with a package of vLLM's name."""
+    venv.create(folder, symlinks=True)
     if has_vllm:
-        version = folder / "lib/python3.11/site-packages/vllm/version.py"
-        version.parent.mkdir(parents=True)
-        version.write_text('__version__ = "0.32.0"\n')
+        [packages] = folder.glob("lib/python3*/site-packages")
+        (packages / "vllm").mkdir()
+        (packages / "vllm" / "__init__.py").touch()
     if has_openmp:
-        (folder / "lib").mkdir(exist_ok=True)
         (folder / "lib/libiomp5.so").touch()
     return folder
 
@@ -44,12 +42,12 @@ def test_the_servers_own_environment_needs_no_other_interpreter(tmp_path: Path) 
 
 
 def test_another_environment_runs_the_engine_without_the_servers_packages(tmp_path: Path) -> None:
-    venv = environment(tmp_path / "venv", has_openmp=True)
-    on_cpu = spec(venv_dir=venv, device="cpu", kv_cache_bytes=2**26, num_threads=3)
+    other = environment(tmp_path / "venv", has_openmp=True)
+    on_cpu = spec(venv_dir=other, device="cpu", kv_cache_bytes=2**26, num_threads=3)
     start = plan_vllm_start(on_cpu, {"LD_PRELOAD": "/a.so"}, tmp_path)
-    assert start.python == str(venv / "bin/python")
+    assert start.python == str(other / "bin/python")
     assert start.environment["OMP_NUM_THREADS"] == "3"
-    assert start.environment["LD_PRELOAD"] == f"{venv / 'lib/libiomp5.so'}:/a.so"
+    assert start.environment["LD_PRELOAD"] == f"{other / 'lib/libiomp5.so'}:/a.so"
     seen = start.environment_from(
         {"PYTHONPATH": "/server", "PYTHONHOME": "/server", "VIRTUAL_ENV": "/server", "A": "1"}
     )
