@@ -103,7 +103,8 @@ def main(
     block_tokens = _block_tokens(engine)
     if block_tokens is None:
         raise typer.BadParameter(
-            "the deployment's engine has no prefix cache that is always on: take one of openvino or vllm"
+            "the deployment's engine has no prefix cache that is always on: take one of openvino, or of vllm with "
+            "kv_block_tokens"
         )
     tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
     with ThroughEnsemble(spec) as server:
