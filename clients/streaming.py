@@ -33,6 +33,7 @@ from clients.infer_messages import (
     model_metadata,
 )
 from clients.silence_watch import SilenceWatch
+from clients.stepped_loop import SteppedLoop
 from clients.stream_call import half_close, let_end, why_unwritten
 from clients.tls_context import check_access
 from trireme.base.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
@@ -276,11 +277,11 @@ def _in_step(
     def generate(self: "TritonClient", /, *args: P.args, **kwargs: P.kwargs) -> Generator[GenerateChunk, None, None]:
         chunks = stream(self._client, *args, **kwargs)
         try:
-            while (chunk := self._runner.run(_next(chunks))) is not None:
+            while (chunk := self._loop.run(_next(chunks))) is not None:
                 yield chunk
         finally:
             if not self._is_closed:  # which ended it, where its caller left the loop early
-                self._runner.run(chunks.aclose())
+                self._loop.run(chunks.aclose())
 
     return generate
 
@@ -300,9 +301,9 @@ class TritonClient:
         self, url: str = "localhost:8001", *, access: Access | None = None, tracer: "Tracer | None" = None
     ) -> None:
         grpc_endpoint(url)  # what is wrong with it is told before there is a loop to close
-        self._runner = asyncio.Runner()
+        self._loop = SteppedLoop()
         self._is_closed = False
-        self._client = self._runner.run(_connect(url, access, tracer))
+        self._client = self._loop.run(_connect(url, access, tracer))
 
     def __enter__(self) -> Self:
         return self
@@ -313,16 +314,16 @@ class TritonClient:
     def close(self) -> None:
         """Close the connection and the event loop; a stream that was left early ends."""
         self._is_closed = True
-        self._runner.run(self._client.close())
-        self._runner.close()
+        self._loop.run(self._client.close())
+        self._loop.close()
 
     def is_ready(self, *, model: str = "ensemble", model_version: str = "", timeout_s: float = 5.0) -> bool:
         """Return whether the server and the model take requests; False where nothing answers, too."""
-        return self._runner.run(self._client.is_ready(model=model, model_version=model_version, timeout_s=timeout_s))
+        return self._loop.run(self._client.is_ready(model=model, model_version=model_version, timeout_s=timeout_s))
 
     def embed(self, request: EmbeddingRequest, *, model: str, timeout_s: float | None = None) -> Embeddings:
         """Return the vectors of texts, or of token ids, as `AsyncTritonClient.embed`."""
-        return self._runner.run(self._client.embed(request, model=model, timeout_s=timeout_s))
+        return self._loop.run(self._client.embed(request, model=model, timeout_s=timeout_s))
 
     generate = _in_step(AsyncTritonClient.generate)
 

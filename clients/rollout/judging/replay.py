@@ -17,6 +17,7 @@ from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of
 from clients.rollout.judging.text_similarity import similarity
 from clients.rollout.records.held_out import Prompt
 from clients.rollout.routing.split import BASELINE, CANDIDATE
+from clients.stepped_loop import SteppedLoop
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import ServingError, Unavailable
@@ -114,13 +115,13 @@ def replay(
     Raises:
         Unavailable: the server went away, has no room, or its stable release does not answer at all.
     """
-    with asyncio.Runner() as runner:
-        asked = runner.run(_begun(prompts, stable, candidate, num_at_a_time))
+    with SteppedLoop() as loop:
+        asked = loop.run(_begun(prompts, stable, candidate, num_at_a_time))
         try:
             while asked.is_going_on:
-                yield runner.run(asked.next_ones())
+                yield loop.run(asked.next_ones())
         finally:
-            runner.run(asked.close())
+            loop.run(asked.close())
 
 
 async def _begun(prompts: Sequence[Prompt], stable: Target, candidate: Target, num_at_a_time: int) -> "_Replay":

@@ -19,6 +19,7 @@ from clients.rollout.routing.rollout_client import RolloutClient, Step
 from clients.rollout.routing.schema import Mirror
 from clients.rollout.routing.shadow_requests import ShadowRequest, ShadowRequests
 from clients.rollout.routing.split import CANDIDATE, STABLE, Slice, slice_at
+from clients.stepped_loop import SteppedLoop
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
 from ensemble_configs.split.outcome import Outcome
 from ensemble_configs.split.places import Places, place_of, stratum_of, unit_of
@@ -221,16 +222,16 @@ def generate_routed(
     timeout_s: float | None = None,
 ) -> Generator[GenerateChunk, None, None]:
     """Send one request through a `RoutedClient`, for scripts; close the generator to cancel it."""
-    with asyncio.Runner() as runner:
+    with SteppedLoop() as loop:
         client = RoutedClient(url, split_url, access=access, split_access=split_access)
-        runner.run(client.__aenter__())
+        loop.run(client.__aenter__())
         chunks = client.generate(request, key=key, timeout_s=timeout_s)
         try:
-            while (chunk := runner.run(_next(chunks))) is not None:
+            while (chunk := loop.run(_next(chunks))) is not None:
                 yield chunk
         finally:
-            runner.run(chunks.aclose())
-            runner.run(client.__aexit__())
+            loop.run(chunks.aclose())
+            loop.run(client.__aexit__())
 
 
 async def _next(chunks: AsyncGenerator[GenerateChunk, None]) -> GenerateChunk | None:

@@ -92,7 +92,10 @@ class Terminal:
         until_s = time.monotonic() + WAIT_S
         while text not in self.shown:
             assert time.monotonic() < until_s, self.shown
-            self.shown += os.read(self._main, 4096).decode(errors="replace")
+            try:
+                self.shown += os.read(self._main, 4096).decode(errors="replace")
+            except OSError:  # how a terminal says that nobody holds it any more
+                pytest.fail(f"the command has ended; it showed: {self.shown}")
         self.shown = self.shown.partition(text)[2]
 
 
