@@ -51,6 +51,10 @@ LOCKS: dict[str, list[str]] = {
         *["requirements/build-cpu.in", BACKEND, "--excludes", "requirements/build-cpu-excludes.txt"],
         *["--no-emit-package", "torch"],
     ],
+    "compress-cpu": [
+        *["requirements/compress-cpu.in", "--excludes", "requirements/compress-cpu-excludes.txt"],
+        *["--no-emit-package", "torch"],
+    ],
     "chart": ["requirements/chart.in"],
     # of NVIDIA's image what the public index has too: a stand-in for tests; and what the project adds to the image
     "gpu-base": ["requirements/gpu-base.in", "--overrides", "requirements/gpu-base-overrides.txt", *SERVING_NUMPY],
