@@ -145,7 +145,7 @@ def vllm_spec_of(folder: Path, manifest: ReleaseManifest, venv_dir: Path | None)
         "max_num_batched_tokens": min(limits.max_num_tokens or 2048, 8192),
         "is_block_reuse": False,  # the same work for both sides
     }
-    if _is_for_cpus(venv_dir):
+    if is_for_cpus(venv_dir):
         kv_bytes = manifest.kv_bytes_per_token * max(_KV_TOKENS, 2 * limits.max_seq_len)
         data |= {"device": "cpu", "kv_cache_bytes": kv_bytes, "is_compiled": False}
     return VllmEngineSpec.model_validate(data)
@@ -163,7 +163,8 @@ def _venv_here() -> Path | None:
     )
 
 
-def _is_for_cpus(venv_dir: Path | None) -> bool:
+def is_for_cpus(venv_dir: Path | None) -> bool:
+    """Return whether the torch of an environment is a build for CPUs; None: Trireme's own environment."""
     python = Path(sys.executable) if venv_dir is None else interpreter_of(venv_dir)
     found = subprocess.run([python, "-I", "-c", _IS_FOR_CPUS], capture_output=True, text=True, check=False)
     return found.stdout.strip() == "True"

@@ -18,7 +18,7 @@ _ENVIRONMENT = {"PYTHONPATH": str(CODE_ROOT), "PYTHONHASHSEED": "0", "HF_HUB_OFF
 
 @dataclass(frozen=True)
 class ToolEnvironment:
-    """Where the programs of a back end run.
+    """An environment in which the programs of a back end run.
 
     Attributes:
         python: of the environment that `scripts/bootstrap.py` makes in a checkout.

@@ -85,9 +85,13 @@ def test_the_image_for_vllm_has_a_vllm_that_is_served() -> None:
 
 
 def test_what_the_image_for_vllm_copies_is_there() -> None:
+    sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     for line in re.findall(r"^COPY (.*)$", FOR_VLLM.read_text(), re.MULTILINE):
         *sources, _ = line.split()
-        assert all(source == "." or any(ROOT.glob(source)) for source in sources), line
+        found = [path.relative_to(ROOT) for source in sources if source != "." for path in ROOT.glob(source)]
+        assert found or sources == ["."], line
+        for path in found:
+            assert sent & {str(path), path.parts[0]}, f".dockerignore leaves {path} out"
 
 
 def test_the_project_goes_into_the_bases_own_environment() -> None:

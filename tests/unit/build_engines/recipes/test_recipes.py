@@ -50,7 +50,7 @@ def test_there_is_a_recipe_for_each_back_end_and_nearly_each_format() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"backend": "onnx"}, "backend must be one of tensorrt, pytorch, openvino; got 'onnx'"),
+        ({"backend": "onnx"}, "backend must be one of tensorrt, pytorch, openvino, vllm; got 'onnx'"),
         ({"format": "fp7"}, "format:"),
         ({"tp": 2}, "tp: extra inputs are not permitted (got 2); allowed here: backend, builder, calibration, "),
         ({"tp_sizes": 2}, "tp_sizes: extra inputs are not permitted (got 2); did you mean tp_size?"),
