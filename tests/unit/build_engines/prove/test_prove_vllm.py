@@ -75,6 +75,7 @@ def test_its_build_and_its_measurement_run_on_the_real_engine(tmp_path: Path) ->
 
 @NEEDED
 @pytest.mark.soak
+@pytest.mark.timeout(2400)
 def test_its_suite_runs_on_the_real_engine(tmp_path: Path) -> None:
     found = proving(tmp_path)
     found.timeout_s = 1800

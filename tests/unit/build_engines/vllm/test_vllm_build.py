@@ -20,6 +20,8 @@ from pydantic import ValidationError
 from vllm_environment import VENV, is_there
 
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.checkpoint.config_values import load_config
+from build_engines.checkpoint.quantized_checkpoint import quantized_as
 from build_engines.evaluation.vllm_side import VllmSide, vllm_spec_of
 from build_engines.recipes.recipe import VllmRecipe, load_recipe
 from build_engines.stages.build_job import BuildJob, BuildPlan, Tools
@@ -196,6 +198,12 @@ def answers(release: Path) -> list[str]:
     return [str(tokenizer.decode(ids)) for ids in outputs]
 
 
+def plan_reads(release: Path) -> str | None:
+    """Return the format that `trireme plan` takes a release's checkpoint for."""
+    found = quantized_as(load_config(release / "engine"))
+    return None if found is None else found.weight_format
+
+
 @NEEDED
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -207,6 +215,7 @@ def test_a_release_in_four_bits_is_built_and_answers(tmp_path: Path) -> None:
     recipe = load_recipe("demo-vllm-int4-gptq")
     assert isinstance(recipe, VllmRecipe)
     assert abs(manifest.weight_bytes_per_rank / vllm_bytes(CheckpointFiles(TARGET).shape, recipe) - 1) < 0.01
+    assert plan_reads(release) == "int4_gptq"
     assert answers(release) == EXPECTED
     log = next((tmp_path / ".logs").glob("*/*weights.log")).read_text()
     assert "int4_gptq" in log
@@ -224,6 +233,8 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_files_are_as_large_as_predicted(releases: dict[str, Path], name: str) -> None:
     recipe = load_recipe(f"demo-vllm-{name}")
     assert isinstance(recipe, VllmRecipe)
+    # What AWQ and GPTQ write has one form.
+    assert plan_reads(releases[name]) == {"bf16": None, "int4_awq": "int4_gptq"}.get(recipe.format, recipe.format)
     size = load_manifest(releases[name]).weight_bytes_per_rank
     assert abs(size / vllm_bytes(CheckpointFiles(TARGET).shape, recipe) - 1) < 0.01
 
