@@ -22,7 +22,7 @@ class ToolEnvironment:
 
     Attributes:
         python: of the environment that `scripts/bootstrap.py` makes in a checkout.
-        modules: with these beside Trireme, its own environment is taken.
+        modules: with these beside Trireme, its own environment is taken; none: it never is.
         packages: with versions that go into the manifest, by name with underscores.
         environment: variables of the programs, besides those of every back end.
     """
@@ -34,7 +34,7 @@ class ToolEnvironment:
 
     def found(self) -> Path | None:
         """Return the interpreter that has the tools: Trireme's own, or that of the checkout; None: neither has them."""
-        if all(find_spec(name) is not None for name in self.modules):
+        if self.modules and all(find_spec(name) is not None for name in self.modules):
             return Path(sys.executable)
         return self.python if self.python.is_file() else None
 

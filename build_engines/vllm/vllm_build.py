@@ -15,6 +15,7 @@ from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.quantized_checkpoint import quantized_as
 from build_engines.checkpoint.weight_table import num_parameters
 from build_engines.recipes.recipe import VllmRecipe, hash_recipe, recipe_document
+from build_engines.recipes.recipe_parts import SmoothQuantSpec
 from build_engines.sharding.shard_plan import plan_shards
 from build_engines.stages.build_estimates import copy_estimate
 from build_engines.stages.build_job import SOURCE, BuildJob, BuildPlan
@@ -113,7 +114,7 @@ def _options(job: BuildJob, recipe: VllmRecipe) -> list[str]:
     if recipe.format in ("int4_awq", "int4_gptq"):
         options += ["--group-size", str(recipe.weights_per_scale), *(("--symmetric",) if recipe.is_symmetric else ())]
     if recipe.format == "smoothquant":
-        alpha = recipe.smoothquant.alpha if recipe.smoothquant is not None else 0.5
+        alpha = (recipe.smoothquant or SmoothQuantSpec()).alpha
         options += ["--alpha", str(alpha), *(("--gptq",) if recipe.is_gptq else ())]
     for name in (_HEAD, *routers_of(job.checkpoint.shape), *recipe.ignored_layers):
         options += ["--ignore", name]

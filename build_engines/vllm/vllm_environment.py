@@ -20,6 +20,4 @@ def environment(tools: Tools) -> ToolEnvironment:
     """Return the environment that quantizes."""
     if tools.compressor_venv is None:
         return _ENVIRONMENT
-    # A module that is nowhere: Trireme's own environment is not taken.
-    python = tools.compressor_venv / "bin" / "python"
-    return dataclasses.replace(_ENVIRONMENT, python=python, modules=("llmcompressor", "no_other_environment_is_taken"))
+    return dataclasses.replace(_ENVIRONMENT, python=tools.compressor_venv / "bin" / "python", modules=())
