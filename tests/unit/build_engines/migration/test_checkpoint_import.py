@@ -152,7 +152,9 @@ def test_a_release_inside_the_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not is_there(), reason=WHY_NOT)
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize(
+    "write", [pytest.param(write_awq, id="awq"), pytest.param(write_gptq, id="gptq", marks=pytest.mark.soak)]
+)
 def test_the_release_is_served_by_vllm(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     release = tmp_path / "release"
     import_checkpoint(write(tmp_path / "old"), out=tmp_path / "x.yaml", release_dir=release)
