@@ -32,7 +32,7 @@ EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
 
 
 class Proved(StrEnum):
-    """What is proved."""
+    """The engines that can be proved."""
 
     TENSORRT_LLM = "tensorrt_llm"
     VLLM = "vllm"

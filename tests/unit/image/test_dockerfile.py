@@ -88,10 +88,9 @@ def test_what_the_image_for_vllm_copies_is_there() -> None:
     sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     for line in re.findall(r"^COPY (.*)$", FOR_VLLM.read_text(), re.MULTILINE):
         *sources, _ = line.split()
-        found = [path.relative_to(ROOT) for source in sources if source != "." for path in ROOT.glob(source)]
-        assert found or sources == ["."], line
-        for path in found:
-            assert sent & {str(path), path.parts[0]}, f".dockerignore leaves {path} out"
+        for source in sources:
+            found = [path.relative_to(ROOT) for path in ROOT.glob(source)] if source != "." else []
+            assert source == "." or any(sent & {str(path), path.parts[0]} for path in found), line
 
 
 def test_the_project_goes_into_the_bases_own_environment() -> None:
