@@ -32,6 +32,8 @@ class PrefillStats(Protocol):
     """The interface of PrefillStats, with a request's first output."""
 
     num_cached_tokens: int
+    num_local_cached_tokens: int
+    num_external_cached_tokens: int  # from another engine
 
 
 class LogProbs(Protocol):
@@ -49,6 +51,7 @@ class Output(Protocol):
     finish_reason: int | None
     events: list[Event] | None
     prefill_stats: PrefillStats | None
+    kv_transfer_params: dict[str, Any] | None  # with the last, of a request whose blocks wait for another engine
 
 
 class SpecDecodeMetrics(Protocol):
@@ -62,6 +65,7 @@ class Request(Protocol):
     """The interface of the scheduler's request."""
 
     request_id: str
+    kv_transfer_params: Mapping[str, Any] | None
     num_preemptions: int
     spec_decode_metrics: SpecDecodeMetrics | None  # None: without speculative decoding
 
@@ -133,6 +137,7 @@ class Upstream:
     make_structured_outputs: Callable[..., Any]
     make_request: Callable[..., object]
     make_lora_request: Callable[..., object]
+    make_kv_transfer_config: Callable[..., object]
     check_guide: Callable[[Any], None]  # of sampling parameters
     request_errors: tuple[type[Exception], ...]  # raised for what a request asks
 
@@ -189,6 +194,7 @@ def load_upstream() -> Upstream:
         make_structured_outputs=sampling.StructuredOutputsParams,
         make_request=engine.EngineCoreRequest,
         make_lora_request=importlib.import_module("vllm.lora.request").LoRARequest,
+        make_kv_transfer_config=importlib.import_module("vllm.config").KVTransferConfig,
         request_errors=(TypeError, ValueError, importlib.import_module("vllm.exceptions").VLLMClientError),
         check_guide=importlib.import_module("vllm.v1.structured_output.backend_xgrammar").validate_xgrammar_grammar,
     )
