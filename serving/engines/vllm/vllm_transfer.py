@@ -55,6 +55,8 @@ def transfer_arguments(spec: VllmEngineSpec, upstream: Upstream) -> dict[str, An
     """Return the keywords of EngineArgs."""
     if spec.kv_transfer is None:
         return {}
+    if spec.is_on_cpu:
+        upstream.transfer_in_steps()
     config = upstream.make_kv_transfer_config(
         kv_connector="NixlConnector",
         kv_role=_ROLES[spec.kv_transfer.role],

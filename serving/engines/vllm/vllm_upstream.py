@@ -4,6 +4,7 @@
 Source: vllm 0.32.0, `vllm/v1/engine/__init__.py`, `core.py`, `core_client.py`, `vllm/sampling_params.py`.
 """
 
+import functools
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -138,6 +139,7 @@ class Upstream:
     make_request: Callable[..., object]
     make_lora_request: Callable[..., object]
     make_kv_transfer_config: Callable[..., object]
+    transfer_in_steps: Callable[[], None]
     check_guide: Callable[[Any], None]  # of sampling parameters
     request_errors: tuple[type[Exception], ...]  # raised for what a request asks
 
@@ -195,9 +197,21 @@ def load_upstream() -> Upstream:
         make_request=engine.EngineCoreRequest,
         make_lora_request=importlib.import_module("vllm.lora.request").LoRARequest,
         make_kv_transfer_config=importlib.import_module("vllm.config").KVTransferConfig,
+        transfer_in_steps=transfer_in_steps,
         request_errors=(TypeError, ValueError, importlib.import_module("vllm.exceptions").VLLMClientError),
         check_guide=importlib.import_module("vllm.v1.structured_output.backend_xgrammar").validate_xgrammar_grammar,
     )
+
+
+def transfer_in_steps() -> None:
+    """Have the connector move blocks in the engine's steps, and not in a thread that polls without a pause.
+
+    NIXL's thread takes a whole core of the host, idle or not (`pthrDelay = 0` in `nixl_agent` of nixl 1.5.1), which an
+    engine on the host needs for itself. An engine with blocks to move has steps. vLLM has no setting for the thread.
+    """
+    worker: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker")
+    if worker.nixl_agent_config is not None:  # None: there is no nixl, as vLLM says when it makes the connector
+        worker.nixl_agent_config = functools.partial(worker.nixl_agent_config, enable_prog_thread=False)
 
 
 def _make_core(engine_args: Any) -> Core:
