@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages between a server and one that computes prompts for it: a request for prefill alone, and its answer."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,10 +9,11 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from ensemble_configs.render.tensors import inputs_of
+from serving.engines.seam.base import FinishReason
 from serving.requests.prompt_batch import Row
 from trireme.base.errors import ServerError
 
-_ANSWER = "context_phase_params"
+_ANSWER, _FINISH_REASON = "context_phase_params", "finish_reason"
 _INPUTS = dict(inputs_of("tensorrt_llm"))
 # What says how an answer comes back; the prefill has none but its one token.
 _OF_ANSWERS = frozenset(
@@ -37,12 +38,27 @@ def prefill_message(row: Row, *, model: str, version: str, request_id: str) -> A
     for name, array in row.items():
         if name in _INPUTS and name not in _OF_ANSWERS:
             _add(message, name, array)
-    message.outputs.add(name=_ANSWER)
+    _add(message, "return_finish_reason", np.ones((1, 1), np.bool_))
+    for name in (_ANSWER, _FINISH_REASON):
+        message.outputs.add(name=name)
     return message
 
 
-def answer_of(response: Any) -> bytes | None:
-    """Return what the answer hands over; None: this response of the stream has nothing.
+class Answer(NamedTuple):
+    """What a server answers to a request for prefill alone.
+
+    Attributes:
+        phase: what it hands over.
+        has_ended: the prompt's one token has ended the answer. TensorRT-LLM up to 1.2 would go on behind that token
+            (github.com/NVIDIA/TensorRT-LLM/pull/16691); vLLM samples the token again.
+    """
+
+    phase: bytes
+    has_ended: bool
+
+
+def answer_of(response: Any) -> Answer | None:
+    """Return the answer; None: this response of the stream has none.
 
     Raises:
         ServerError: the request failed there; the text is the other server's.
@@ -50,10 +66,10 @@ def answer_of(response: Any) -> bytes | None:
     if response.error_message:
         raise ServerError(response.error_message)
     found = response.infer_response
-    for output, raw in zip(found.outputs, found.raw_output_contents, strict=False):
-        if output.name == _ANSWER and raw:
-            return bytes(raw)
-    return None
+    outputs = dict(zip((output.name for output in found.outputs), found.raw_output_contents, strict=True))
+    if not outputs.get(_ANSWER):
+        return None
+    return Answer(bytes(outputs[_ANSWER]), outputs.get(_FINISH_REASON, b"")[4:] == FinishReason.STOP.encode())
 
 
 def _add(message: Any, name: str, array: npt.NDArray[np.generic]) -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
 from ensemble_configs.spec.engine.prefill_servers_spec import PrefillServersSpec
-from serving.disaggregation.prefill_message import answer_of
+from serving.disaggregation.prefill_message import Answer, answer_of
 from trireme.base.errors import ServingError, SpecError, Unavailable
 
 # A server that fails is left alone for so long, and twice as long each time, so that no prompt waits for it.
@@ -36,8 +36,8 @@ class PrefillServer:
         """Return whether the server has not just failed, and has room."""
         return time.monotonic() >= self._is_away_until_s and self.num_asked < self._spec.max_in_flight
 
-    async def ask(self, message: Any) -> bytes:
-        """Return what the server hands over for a prompt.
+    async def ask(self, message: Any) -> Answer:
+        """Return the server's answer for a prompt.
 
         Raises:
             Unavailable: the server does not answer, or not in time, or answers without anything; it is left alone.
@@ -65,7 +65,7 @@ class PrefillServer:
         if channel is not None:
             await channel.close()
 
-    async def _call(self, message: Any) -> bytes | None:
+    async def _call(self, message: Any) -> Answer | None:
         if self._channel is None:
             self._channel = self._open()
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)

@@ -46,14 +46,15 @@ class PrefillServers:
     def takes(self, request: GenerationRequest) -> bool:
         """Return whether a request's prompt may be computed elsewhere.
 
-        A prompt that is short, a request that goes on with tokens of its own, and outputs for every position of the
-        prompt or of the first token are left to the engine here.
+        A prompt that is short, a request that goes on with tokens of its own, an answer of one token, and outputs for
+        every position of the prompt or of the first token are left to the engine here.
         """
         sampling = request.sampling
         return (
             len(request.input_ids) >= self._spec.min_prompt_tokens
             and request.num_output_ids == 0
             and sampling.beam_width == 1
+            and sampling.max_tokens > 1
             and not sampling.is_context_only
             and sampling.context_phase_params is None
             and not (sampling.return_log_probs or sampling.return_context_logits or sampling.return_generation_logits)
@@ -124,10 +125,12 @@ class PrefillServers:
             server = min(worth, key=lambda one: one.num_asked)
             left.remove(server)
             try:
-                return await server.ask(message), "computed"
+                answer = await server.ask(message)
             except ServingError as exc:
                 outcome = "failed" if exc.facts.get("reason") == PREFILL_FAILED else "refused"
                 self._warn(exc, request_id)
+            else:
+                return (None, "ended") if answer.has_ended else (answer.phase, "computed")
         return None, outcome
 
     def _warn(self, exc: ServingError, request_id: str) -> None:

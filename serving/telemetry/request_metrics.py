@@ -47,7 +47,14 @@ _LOOKUPS = {
     "trireme_cached_prompt_tokens_total": "Prompt tokens that were in the KV cache and needed no prefill",
 }
 _PREFILLS = ("trireme_remote_prefills_total", "Long prompts by what came of asking `prefill_servers` for them")
-PREFILL_OUTCOMES = ("computed", "busy", "refused", "failed", "cancelled")  # all but the first: the engine here does it
+PREFILL_OUTCOMES = (
+    "computed",
+    "busy",
+    "refused",
+    "failed",
+    "ended",
+    "cancelled",
+)  # all but the first: the engine here does it
 # Upstream's counter of requests whose prefill another engine did; it has had these since TensorRT-LLM 0.15.
 _TRANSFER_FAMILY = "nv_trt_llm_disaggregated_serving_metrics"
 _TRANSFERS = ("kv_cache_transfer_ms", "request_count")

@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
+from fake_packages import install_fake
+from fake_tensorrt_llm import write_checkpoint, write_engine
 from running_server import RunningServer, deployment_text
 from vllm_own_server import ENGINE, MODEL
 from waiting import wait_idle, wait_until
@@ -93,8 +96,11 @@ def outcomes(decode: RunningServer) -> Counter[str]:
 
 
 def num_long(requests: list[GenerateRequest]) -> int:
-    lengths = (len(WORDS.encode(str(request.text_input))) for request in requests)
-    return sum(length >= MIN_PROMPT_TOKENS for length in lengths)
+    """Return how many requests have a prompt for the prefill server, and more than one token to answer."""
+    return sum(
+        len(WORDS.encode(str(request.text_input))) >= MIN_PROMPT_TOKENS and (request.max_tokens or 0) > 1
+        for request in requests
+    )
 
 
 def check_text(prefill: RunningServer, decode: RunningServer, seed: int, count: int) -> None:
@@ -159,6 +165,27 @@ def test_a_killed_prefill_engine_costs_no_answer(prefill: RunningServer, decode:
 @pytest.mark.timeout(900)
 def test_a_killed_decode_engine_ends_its_requests_by_name(prefill: RunningServer, decode: RunningServer) -> None:
     check_kills(prefill, decode, decode, 1)
+
+
+@pytest.mark.parametrize("provider", ["tensorrt", "pytorch"])
+def test_the_stand_ins_of_tensorrt_llm_answer_in_two_phases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    model = write_engine(tmp_path / "model") if provider == "tensorrt" else write_checkpoint(tmp_path / "model")
+    engine = {"provider": provider, "dir": str(model), "max_seq_len": 2048, "cache_transceiver": {}}
+    if provider == "pytorch":
+        engine |= {"is_overlap_scheduler": False, "sampler": "trtllm"}
+    monkeypatch.setenv("PYTHONPATH", str(install_fake(tmp_path / "packages")))
+    requests = requests_of(SEED + 4, 20)
+    plain = [request for request in requests if request.guided_decoding_guide is None]
+    first = RunningServer(deployment_text("prefill", engine=engine), tmp_path / "prefill")
+    servers = {"urls": [first.url], "min_prompt_tokens": MIN_PROMPT_TOKENS}
+    second = RunningServer(deployment_text("decode", engine=engine, prefill_servers=servers), tmp_path / "decode")
+    with first as prefill, second as decode:
+        assert answers_of(decode, plain, 4) == answers_of(prefill, plain, 4)
+        wait_until(lambda: outcomes(decode)["computed"] == num_long(plain), 10)
+        wait_idle(decode, 10)
+        wait_idle(prefill, 10)
 
 
 @pytest.mark.soak

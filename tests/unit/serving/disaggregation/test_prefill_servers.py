@@ -35,8 +35,10 @@ ROW: Row = {
 }
 
 
-def handed_over(phase: bytes) -> Step:
+def handed_over(phase: bytes, finish_reason: bytes = b"length") -> Step:
     reply = service_pb2.ModelInferResponse()
+    reply.outputs.add(name="finish_reason", datatype="BYTES", shape=[1, 1])
+    reply.raw_output_contents.append(len(finish_reason).to_bytes(4, "little") + finish_reason)
     reply.outputs.add(name="context_phase_params", datatype="UINT8", shape=[1, len(phase)])
     reply.raw_output_contents.append(phase)
     return service_pb2.ModelStreamInferResponse(infer_response=reply)
@@ -87,7 +89,7 @@ def test_a_prompt_is_asked_for_with_all_that_is_its_own_and_nothing_of_its_answe
         [asked] = server.requests
         assert (asked.model_name, asked.model_version, asked.id) == ("tensorrt_llm", "4", "request 1")
         assert asked.parameters["request_type"].string_param == "context_only"
-        assert [output.name for output in asked.outputs] == ["context_phase_params"]
+        assert [output.name for output in asked.outputs] == ["context_phase_params", "finish_reason"]
         found = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in asked.inputs}
         assert found == {
             "input_ids": ("INT32", [1, 3]),
@@ -97,6 +99,7 @@ def test_a_prompt_is_asked_for_with_all_that_is_its_own_and_nothing_of_its_answe
             "lora_name": ("BYTES", [1, 1]),
             "bad_words_list": ("INT32", [1, 2, 2]),
             "guided_decoding_guide_type": ("BYTES", [1, 1]),
+            "return_finish_reason": ("BOOL", [1, 1]),
         }
         raw = dict(zip((tensor.name for tensor in asked.inputs), asked.raw_input_contents, strict=True))
         assert raw["input_ids"] == np.array([5, 6, 7], np.int32).tobytes()
@@ -105,7 +108,7 @@ def test_a_prompt_is_asked_for_with_all_that_is_its_own_and_nothing_of_its_answe
 
 def test_which_prompts_are_asked_for() -> None:
     def takes(*, num_tokens: int = 3, num_output_ids: int = 0, **sampling: Any) -> bool:
-        params = SamplingParams(max_tokens=5, **sampling)
+        params = SamplingParams(**{"max_tokens": 5} | sampling)
         return run.servers.takes(
             GenerationRequest(key=1, input_ids=[7] * num_tokens, sampling=params, num_output_ids=num_output_ids)
         )
@@ -116,7 +119,8 @@ def test_which_prompts_are_asked_for() -> None:
         assert not takes(num_tokens=2)
         assert not takes(num_output_ids=1)
         for field, value in (
-            ("beam_width", 2), ("is_context_only", True), ("context_phase_params", b"x"), ("return_log_probs", True),
+            ("max_tokens", 1), ("beam_width", 2), ("is_context_only", True), ("context_phase_params", b"x"),
+            ("return_log_probs", True),
             ("return_context_logits", True), ("return_generation_logits", True),
         ):  # fmt: skip
             changed: dict[str, Any] = {field: value}
@@ -140,6 +144,12 @@ def test_a_prompt_that_a_server_does_not_compute_is_asked_of_the_next(step: Step
         with asking(first.url) as run:
             assert run.ask(1) is None
             assert run.outcomes == [outcome]
+
+
+def test_an_answer_that_its_first_token_ended_is_made_here() -> None:
+    with KServeServer(handed_over(b"phase", b"stop")) as server, asking(server.url) as run:
+        assert run.ask(1) is None
+        assert run.outcomes == ["ended"]
 
 
 def test_a_server_that_is_away_is_left_alone_for_a_while_and_then_asked_again(

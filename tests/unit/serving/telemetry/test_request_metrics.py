@@ -141,7 +141,7 @@ def test_prompts_that_are_asked_of_other_servers_are_counted_by_what_came_of_the
     [family] = [one for one in metrics._families if one.name not in before]
     assert family.name == "trireme_remote_prefills_total"
     found = {metric.labels["outcome"]: metric.value() for metric in family.metrics}
-    assert found == {"computed": 2, "busy": 0, "refused": 0, "failed": 1, "cancelled": 0}
+    assert found == {"computed": 2, "busy": 0, "refused": 0, "failed": 1, "ended": 0, "cancelled": 0}
 
 
 def test_tokens_that_an_engine_tells_count_before_its_blocks() -> None:
