@@ -45,7 +45,7 @@ def prefill_message(row: Row, *, model: str, version: str, request_id: str) -> A
 
 
 class Answer(NamedTuple):
-    """What a server answers to a request for prefill alone.
+    """The answer to a request for prefill alone.
 
     Attributes:
         phase: what it hands over.

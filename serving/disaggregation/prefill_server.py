@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server that computes prompts for others: its connection, what is asked of it, and whether it is worth asking."""
+"""A server that computes prompts for others: the connection, the requests on it, and whether to ask it now."""
 
 import contextlib
 import time
