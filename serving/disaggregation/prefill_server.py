@@ -17,7 +17,12 @@ from trireme.base.errors import ServingError, SpecError, Unavailable
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 PREFILL_FAILED = "prefill_failed"  # of an error that is the server's, and not the prompt's
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+# A name with several addresses, as of a headless Service, is asked in turn.
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.lb_policy_name", "round_robin"),
+)
 
 
 class PrefillServer:
