@@ -14,6 +14,7 @@ from kserve_server import HANG, KServeServer, Step
 from tritonclient.grpc import service_pb2
 
 from ensemble_configs.spec.engine.prefill_servers_spec import PrefillServersSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.disaggregation.prefill_servers import PrefillServers
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.requests.prompt_batch import Row
@@ -242,3 +243,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_deployment_that_names_them_wrongly_is_refused(change: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         PrefillServersSpec.model_validate({"urls": ["a:1"]} | change)
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ({"provider": "openvino", "dir": "/engine"}, "prefill_servers needs an engine that takes KV cache of others"),
+        ({"provider": "vllm", "dir": "/engine"}, "name engine.kv_transfer"),
+        ({"provider": "vllm", "dir": "/engine", "kv_transfer": {"role": "prefill"}}, "set decode or both"),
+    ],
+    ids=["no such provider", "no transfer", "wrong role"],
+)
+def test_an_engine_that_takes_no_kv_cache_has_no_prefill_servers(engine: dict[str, object], reason: str) -> None:
+    fields = {"release": 1, "tokenizer": {"dir": "/tokenizer"}, "prefill_servers": {"urls": ["a:1"]}}
+    with pytest.raises(ValueError, match=reason):
+        ReleaseSpec.model_validate(fields | {"engine": engine})
