@@ -139,8 +139,7 @@ def _refuse_sizes(files: CheckpointFiles, shape: ModelShape, method: str, group:
         if width % group or out % packed:
             raise SpecError(
                 f"{weight.name} is {out} x {width}: {method} with quantization_config.group_size {group} needs rows "
-                f"that {group} divides, and {packed} or a multiple of it of them; one of the two belongs to another "
-                "model",
+                f"that {group} divides, and a multiple of {packed} of them; one of the two belongs to another model",
                 file=files.dir / "config.json",
                 field="quantization_config.group_size",
                 value=group,

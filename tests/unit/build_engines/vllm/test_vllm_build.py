@@ -322,4 +322,8 @@ def test_other_architectures_are_built_and_as_large_as_predicted(tmp_path: Path,
         file.write_text(yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True)))
         release = built(str(file), tmp_path / name, checkpoint=checkpoint)
         assert abs(load_manifest(release).weight_bytes_per_rank / vllm_bytes(shape, recipe) - 1) < 0.02, name
+        if kind == "mixtral":  # of experts vLLM's CPU build has no kernel for either
+            with pytest.raises(ServerError, match=r"Unsupported FP8 MoE backend|No WNA16 MoE backend supports"):
+                answers(release)
+            continue
         assert len(answers(release)) == len(PROMPTS)
