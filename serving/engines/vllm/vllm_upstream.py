@@ -6,10 +6,13 @@ Source: vllm 0.32.0, `vllm/v1/engine/__init__.py`, `core.py`, `core_client.py`, 
 
 import importlib
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from serving.engines.vllm.vllm_start import SOCKETS
 from trireme.base.errors import SpecError
 
 _log = logging.getLogger("trireme.engine")
@@ -195,7 +198,9 @@ def load_upstream() -> Upstream:
 
 
 def _make_core(engine_args: Any) -> Core:
-    """Load a model, and return the engine core around it, in this process."""
+    """Load a model, and return the engine core around it, in this process; its ranks in processes of their own."""
+    # vLLM has its ranks meet at a file in the temporary folder, and leaves that file where a rank is killed.
+    tempfile.tempdir = os.environ.get(SOCKETS)
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.ENGINE_CONTEXT
     executor = importlib.import_module("vllm.v1.executor").Executor
     config = engine_args.create_engine_config(usage)
