@@ -139,6 +139,7 @@ class VllmEngine(Engine):
                 lora_request=lora_request,
                 cache_salt=(request.scheduling.tenant or None) if self._spec.is_cache_salted else None,
                 data_parallel_rank=None,
+                priority=request.scheduling.priority,  # the lower is the more urgent one, as in the contract
             )
         )
         self._core.add_request(made, wave)
