@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.base import Boolean, Integer, Name, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.prefill_servers_spec import PrefillServersSpec
 
 
 class TokenizerSpec(Spec):
@@ -147,6 +148,9 @@ class ReleaseSpec(Spec):
         description="before it is ready it does a request of its own, which nothing counts",
     )
     on_demand: OnDemandSpec | None = Field(default=None, description="none: the engine is loaded all the time")
+    prefill_servers: PrefillServersSpec | None = Field(
+        default=None, description="other servers that compute long prompts for this one; none: all are computed here"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -166,6 +170,23 @@ class ReleaseSpec(Spec):
             raise ValueError("release_dir: an engine of the provider simulated is not built; leave release_dir out")
         if self.release_dir is not None and getattr(self.engine, "dir", None) != self.release_dir / "engine":
             raise ValueError("engine.dir must be the folder engine of release_dir; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_takes_what_others_computed(self) -> "ReleaseSpec":
+        if self.prefill_servers is None:
+            return self
+        if not any(getattr(self.engine, name, None) for name in ("kv_transfer", "cache_transceiver")):
+            raise ValueError(
+                f"prefill_servers needs an engine that takes KV cache of others, and this one of provider "
+                f"{self.engine.provider} does not: name engine.kv_transfer (provider vllm) or engine.cache_transceiver "
+                "(providers tensorrt and pytorch), or leave prefill_servers out"
+            )
+        if getattr(getattr(self.engine, "kv_transfer", None), "role", None) == "prefill":
+            raise ValueError(
+                "prefill_servers is for the server that goes on with their prompts, and engine.kv_transfer.role is "
+                "prefill; set decode or both, or leave prefill_servers out"
+            )
         return self
 
     @property

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Boolean, Number, Positive, PositiveSize
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
+from ensemble_configs.spec.engine.kv_transfer_spec import KvTransferSpec
 from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.provider_spec import BATCH_WAIT, ProviderSpec
 from ensemble_configs.spec.engine.speculation_specs import (
@@ -71,6 +72,9 @@ class VllmEngineSpec(ProviderSpec):
     )
     lora: LoraSpec | None = None
     speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None
+    kv_transfer: KvTransferSpec | None = Field(
+        default=None, description="none: the engine hands no KV cache over and takes none"
+    )
     batch_wait_ms: Number = Field(default=1.0, ge=0, le=100, description=BATCH_WAIT)
 
     @model_validator(mode="before")
@@ -99,6 +103,15 @@ class VllmEngineSpec(ProviderSpec):
             raise ValueError(
                 f"pp_size ({self.pp_size}) does not go with device: cpu, for the second stage of vLLM's CPU build ends "
                 "at the first request; set pp_size to 1 and divide the model by tp_size"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _transfers_were_tried_without(self) -> "VllmEngineSpec":
+        if self.kv_transfer is not None and self.speculation is not None:
+            raise ValueError(
+                "kv_transfer beside speculation has not been tried: what the drafts' own layers hold would have to "
+                "travel; leave one out"
             )
         return self
 

@@ -15,6 +15,8 @@ import msgspec
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.seam.engine_start import EngineStart
 from serving.engines.vllm.vllm_environment import interpreter_of
+from serving.engines.vllm.vllm_transfer import transfer_settings
+from serving.engines.vllm.vllm_upstream import SOCKETS
 from serving.process.code_links import code_links
 from trireme.base.errors import SpecError
 
@@ -26,7 +28,6 @@ _OF_RANKS = {
     # A name of its own must not overwrite the environment, by which a rank is found whose guard was killed.
     "SPT_NOENV": "1",
 }
-SOCKETS = "VLLM_RPC_BASE_PATH"  # the folder of the sockets between the core and its ranks
 _MAX_SOCKET_PATH = 107  # of the kernel
 _IN_RUN_DIR = "/launch-01234567/01234567-0123-0123-0123-0123456789ab"  # a socket of vLLM's there
 # Intel's OpenMP notes itself there, and takes the note away in an end that no killed process has, and no `os._exit`.
@@ -57,7 +58,7 @@ def plan_vllm_start(spec: VllmEngineSpec, environ: Mapping[str, str], run_dir: P
         SpecError: the environment has no interpreter, or `run_dir` is too deep for the sockets of ranks.
     """
     start = EngineStart(
-        environment=_SETTINGS | (_threads(spec) if spec.is_on_cpu else {}),
+        environment=_SETTINGS | (_threads(spec) if spec.is_on_cpu else {}) | transfer_settings(spec.kv_transfer),
         left_files=(openmp_note("{pid}"),),
     )
     if spec.world_size > 1:
