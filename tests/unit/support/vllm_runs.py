@@ -39,11 +39,12 @@ class Run:
     method: str = ""  # of speculative decoding
     keys: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def add(self, prompt: list[int], priority: int = Priority.STANDARD, **sampling: Any) -> int:
-        """Queue a request; it ends at 16 tokens where nothing else is said."""
+    def add(self, prompt: list[int], **sampling: Any) -> int:
+        """Queue a request, with its `priority`; it ends at 16 tokens where nothing else is said."""
+        scheduling = Scheduling(priority=sampling.pop("priority", Priority.STANDARD))
         fields: dict[str, Any] = {"max_tokens": 16, "end_id": -1}
         params = SamplingParams(**(fields | sampling))
-        key, scheduling = next(self.keys), Scheduling(priority=priority)
+        key = next(self.keys)
         self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=params, scheduling=scheduling))
         return key
 
