@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -23,7 +24,6 @@ from benchmarks.peers import model_files
 from benchmarks.peers.peer import AskedServer
 from benchmarks.peers.vllm_cpu import VllmCpu
 from benchmarks.peers.vllm_engine import NAME, deployment
-from benchmarks.support.metrics_page import metric
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from trireme.base.errors import ServerError
@@ -110,7 +110,7 @@ class _Ours:
             return left_s
 
     def used_blocks(self) -> float:
-        return metric(self._server.metrics, "trireme_kv_cache_usage_fraction")
+        return _gauge(self._server.metrics, "trireme_kv_cache_usage_fraction")
 
 
 def _asked(prompt: str, num_tokens: int, stop: str | None) -> GenerateRequest:
@@ -144,13 +144,20 @@ class _Theirs:
         return left_s
 
     def used_blocks(self) -> float:
-        return metric(self._address, "vllm:kv_cache_usage_perc")
+        return _gauge(self._address, "vllm:kv_cache_usage_perc")
 
     def _opened(self, prompt: str, num_tokens: int, more: dict[str, object]) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._address, timeout=120)
         body = {"model": model_files.MODEL, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0.0, **more}
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         return connection
+
+
+def _gauge(address: str, name: str) -> float:
+    """Return the sum of a gauge of a page of metrics, of whichever server; its lines are looked at, and not parsed."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def _wait_for_blocks(side: _Side) -> None:
