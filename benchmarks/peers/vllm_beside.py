@@ -33,18 +33,19 @@ _LONG = 1000  # tokens of a stream that somebody leaves
 _TEXT_TOKENS = 64
 _FREE_S = 30.0
 _CUT = "\ufffd"  # what we say of a character that max_tokens cuts, of which vLLM's server says nothing
+# Prompts, and what an answer is made of: by itself a model of random weights writes ASCII, whatever it is asked.
 SCRIPTS = {
-    "Latin": "Once upon a time there was a fox, and",
-    "Thai": "เมืองหลวงของฝรั่งเศสคือ",
-    "Arabic": "ما هي عاصمة فرنسا؟",
-    "Hebrew": "מהי בירת צרפת?",
-    "Devanagari": "फ्रांस की राजधानी क्या है?",
-    "Chinese": "法国的首都是哪里？",
-    "Japanese": "フランスの首都はどこですか？",
-    "Korean": "프랑스의 수도는 어디입니까?",
-    "emoji with joiners": "👩‍👩‍👧‍👦 🏳️‍🌈 👩🏽‍💻",
-    "combining marks": "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢L̠ͨͧͩ͘G̴̻͈͍͔̹̑͗̎̅͛́Ǫ̵̹̻̝̳͂̌̌͘!",
-    "code": "def f(x):\n\treturn x ** 2\n",
+    "Latin": ("Once upon a time there was a fox, and", "[a-zé ]"),
+    "Thai": ("เมืองหลวงของฝรั่งเศสคือ", "[ก-ฮะ-ูเ-ๅ่-๋ ]"),
+    "Arabic": ("ما هي عاصمة فرنسا؟", "[ء-غف-يً-ْ ]"),
+    "Hebrew": ("מהי בירת צרפת?", "[א-ת ]"),
+    "Devanagari": ("फ्रांस की राजधानी क्या है?", "[क-हा-्ँ-ः ]"),
+    "Chinese": ("法国的首都是哪里？", "[一-龥。，]"),
+    "Japanese": ("フランスの首都はどこですか？", "[ぁ-んァ-ン一-龥]"),
+    "Korean": ("프랑스의 수도는 어디입니까?", "[가-힣]"),
+    "emoji with joiners": ("👩‍👩‍👧‍👦 🏳️‍🌈 👩🏽‍💻", "(👩‍👩‍👧‍👦|🏳️‍🌈|👩🏽‍💻|😀)"),
+    "combining marks": ("Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢L̠ͨͧͩ͘G̴̻͈͍͔̹̑͗̎̅͛́Ǫ̵̹̻̝̳͂̌̌͘!", "([a-e]|[\u0300-\u036f])"),
+    "code": ("def f(x):\n\treturn x ** 2\n", "(\\t|\\n|[a-z0-9=+*() ])"),
 }
 
 
@@ -73,8 +74,8 @@ class _Side(Protocol):
 
     name: str
 
-    def text(self, prompt: str, stop: str | None) -> str:
-        """Return the greedy text after a prompt, up to a stop string."""
+    def text(self, prompt: str, script: str, stop: str | None) -> str:
+        """Return the greedy text of a script after a prompt, up to a stop string."""
 
     def leave(self, prompt: str, after_chunks: int) -> float:
         """Open a stream, leave it after some chunks, and return when (of time.monotonic)."""
@@ -89,15 +90,28 @@ class _Ours:
     def __init__(self, server: ThroughEnsemble) -> None:
         self._server = server
 
-    def text(self, prompt: str, stop: str | None) -> str:
-        return asyncio.run(self._text(_asked(prompt, _TEXT_TOKENS, stop)))
+    def text(self, prompt: str, script: str, stop: str | None) -> str:
+        return asyncio.run(
+            self._text(
+                GenerateRequest(
+                    text_input=prompt,
+                    max_tokens=_TEXT_TOKENS,
+                    stream=True,
+                    exclude_input_in_output=True,
+                    guided_decoding_guide_type="regex",
+                    guided_decoding_guide=_guide(script),
+                    stop_words=None if stop is None else (stop,),
+                )
+            )
+        )
 
     async def _text(self, request: GenerateRequest) -> str:
         async with AsyncTritonClient(self._server.url) as client:
             return "".join([chunk.text async for chunk in client.generate(request)])
 
     def leave(self, prompt: str, after_chunks: int) -> float:
-        return asyncio.run(self._leave(_asked(prompt, _LONG, None), after_chunks))
+        asked = GenerateRequest(text_input=prompt, max_tokens=_LONG, min_tokens=_LONG, stream=True)
+        return asyncio.run(self._leave(asked, after_chunks))
 
     async def _leave(self, request: GenerateRequest, after_chunks: int) -> float:
         async with AsyncTritonClient(self._server.url) as client:
@@ -113,11 +127,9 @@ class _Ours:
         return _gauge(self._server.metrics, "trireme_kv_cache_usage_fraction")
 
 
-def _asked(prompt: str, num_tokens: int, stop: str | None) -> GenerateRequest:
-    return GenerateRequest(
-        text_input=prompt, max_tokens=num_tokens, min_tokens=num_tokens if stop is None else None, stream=True,
-        exclude_input_in_output=True, stop_words=None if stop is None else (stop,),
-    )  # fmt: skip
+def _guide(script: str) -> str:
+    """Return the regular expression of a text that no limit of tokens lets end."""
+    return f"{SCRIPTS[script][1]}{{{10 * _TEXT_TOKENS}}}"
 
 
 class _Theirs:
@@ -126,10 +138,14 @@ class _Theirs:
     def __init__(self, url: str) -> None:
         self._address = urllib.parse.urlsplit(url).netloc
 
-    def text(self, prompt: str, stop: str | None) -> str:
-        more: dict[str, object] = {"ignore_eos": True} if stop is None else {"stop": [stop]}
+    def text(self, prompt: str, script: str, stop: str | None) -> str:
+        more: dict[str, object] = {"structured_outputs": {"regex": _guide(script)}}
+        more |= {} if stop is None else {"stop": [stop]}
         with contextlib.closing(self._opened(prompt, _TEXT_TOKENS, more)) as connection:
-            return str(json.load(connection.getresponse())["choices"][0]["text"])
+            answer = json.load(connection.getresponse())
+        if "choices" not in answer:
+            raise ServerError(f"{self.name} refuses a text in {script}: {answer}")
+        return str(answer["choices"][0]["text"])
 
     def leave(self, prompt: str, after_chunks: int) -> float:
         connection = self._opened(prompt, _LONG, {"ignore_eos": True, "stream": True})
@@ -184,9 +200,9 @@ def beside(num_clients: int, num_texts: int, *, seed: int, tell: Callable[[str],
     cancels: list[Cancels] = []
     tell(f"cancels and texts: {VllmCpu.name}")
     with _theirs_started() as theirs:
-        plain = {prompt: theirs.text(prompt, None) for _, prompt in prompts}
+        plain = {prompt: theirs.text(prompt, script, None) for script, prompt in prompts}
         stops = {prompt: _stop_in(text, seed) for prompt, text in plain.items()}
-        stopped = {prompt: theirs.text(prompt, stops[prompt]) for _, prompt in prompts}
+        stopped = {prompt: theirs.text(prompt, script, stops[prompt]) for script, prompt in prompts}
         cancels.append(_cancels(theirs, num_clients, seed))
     tell(f"cancels and texts: {NAME}")
     with ThroughEnsemble(deployment()) as server:
@@ -194,8 +210,8 @@ def beside(num_clients: int, num_texts: int, *, seed: int, tell: Callable[[str],
         texts = [
             _compared(
                 script,
-                [(plain[prompt], ours.text(prompt, None)) for of, prompt in prompts if of == script],
-                [(stopped[prompt], ours.text(prompt, stops[prompt])) for of, prompt in prompts if of == script],
+                [(plain[prompt], ours.text(prompt, of, None)) for of, prompt in prompts if of == script],
+                [(stopped[prompt], ours.text(prompt, of, stops[prompt])) for of, prompt in prompts if of == script],
             )
             for script in SCRIPTS
         ]
@@ -213,7 +229,7 @@ def _theirs_started() -> Iterator[_Theirs]:
 def _prompts(num_texts: int, seed: int) -> list[tuple[str, str]]:
     """Return each script's prompts: its words in an order of the seed's, with a number that makes them different."""
     found = []
-    for script, text in SCRIPTS.items():
+    for script, (text, _) in SCRIPTS.items():
         for number in range(num_texts):
             words = text.split(" ")
             random.Random(f"{seed} {script} {number}").shuffle(words)
@@ -242,7 +258,7 @@ def _compared(script: str, plain: Sequence[tuple[str, str]], stopped: Sequence[t
 def _cancels(side: _Side, num_clients: int, seed: int) -> Cancels:
     rng, found = random.Random(seed), []
     for number in range(num_clients + 1):
-        left_s = side.leave(f"{SCRIPTS['Latin']} {number}", rng.randrange(2, 12))
+        left_s = side.leave(f"{SCRIPTS['Latin'][0]} {number}", rng.randrange(2, 12))
         while side.used_blocks() > 0:
             if time.monotonic() > left_s + _FREE_S:
                 raise ServerError(f"{side.name}: KV blocks were used {_FREE_S:g} s after a client had left")

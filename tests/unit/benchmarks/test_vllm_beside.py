@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the study of vLLM's engine makes of cancels and of texts, and how the page of figures shows them."""
 
+import re
 import time
 
 import pytest
@@ -21,8 +22,8 @@ class FakeSide:
         self._left = 0
         self.prompts: list[str] = []
 
-    def text(self, prompt: str, stop: str | None) -> str:
-        return f"{prompt}{stop}"
+    def text(self, prompt: str, script: str, stop: str | None) -> str:
+        return f"{prompt}{script}{stop}"
 
     def leave(self, prompt: str, after_chunks: int) -> float:
         assert after_chunks > 0
@@ -53,6 +54,18 @@ def test_texts_are_equal_differ_by_a_cut_character_or_differ() -> None:
     plain = [("one", "one"), ("two", "two\ufffd"), ("three", "thr")]
     found = _compared("Thai", plain, [("o", "o"), ("two", "two"), ("th", "three")])
     assert found == vllm_beside.Texts("Thai", texts=6, equal=3, equal_but_for_a_cut_character=4, stopped=2)
+
+
+def test_a_guide_of_each_script_matches_its_characters_alone() -> None:
+    for script, sample in {
+        "Thai": "กา",
+        "Arabic": "ما",
+        "Korean": "프랑",
+        "combining marks": "a\u0301",
+        "code": "\tx",
+    }.items():
+        assert re.fullmatch(f"{SCRIPTS[script][1]}{{1,9}}", sample), script
+        assert not re.fullmatch(f"{SCRIPTS[script][1]}{{1,9}}", "Ж"), script
 
 
 def test_each_prompt_is_another_and_each_stop_string_is_of_its_text() -> None:
