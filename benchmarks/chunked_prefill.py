@@ -22,6 +22,7 @@ from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.providers import create_engine
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.sample_statistics import percentile
@@ -51,13 +52,14 @@ def main(
         specs = (spec, _in_one_piece(spec))
         servers = [stack.enter_context(ThroughEnsemble(each)) for each in specs]
         sides = {"ensemble": [_through(server, short, streams) for server in servers]}
-        sides["in_process"] = [_in_process(each, tokenizer, short, streams) for each in specs]
+        if not isinstance(spec.model.engine, VllmEngineSpec):  # whose engine is in an environment of its own
+            sides["in_process"] = [_in_process(each, tokenizer, short, streams) for each in specs]
         rows = [_measure(path, chunked, in_one_piece, long, rounds) for path, (chunked, in_one_piece) in sides.items()]
         where = environment(triton_http=servers[0].http)
     result: dict[str, object] = {
         "benchmark": "chunked_prefill",
         "deployment": spec.name,
-        "engine": spec.model.engine.model_dump(mode="json", exclude={"dir"}),
+        "engine": spec.model.engine.model_dump(mode="json", exclude={"dir", "venv_dir"}),
         "streams": streams,
         "long_prompt_tokens": spec.model.engine.max_seq_len - 1,
         "rounds": rounds,

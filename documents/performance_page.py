@@ -15,6 +15,20 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 NOT_MEASURED = "No result is kept yet."
 _FIGURES = ("users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client's CPU")
+_CANCELS = {
+    "side": "side",
+    "clients": "clients that left",
+    "kv_free_p50_ms": "KV blocks free, p50 ms",
+    "kv_free_p99_ms": "p99 ms",
+    "kv_free_max_ms": "longest, ms",
+}
+_TEXTS = {
+    "script": "script",
+    "texts": "texts",
+    "equal": "equal",
+    "equal_but_for_a_cut_character": "equal but for a character that `max_tokens` cut",
+    "stopped": "of them ended by a stop string",
+}
 _RATIOS = ("ours over it: tokens/s", "TTFT p50", "TPOT p50")
 
 
@@ -31,6 +45,8 @@ def tables() -> dict[str, str]:
         "what the peers were": _sides(peers["sides"]),
         "vllm engine": f"{_peers(latest('vllm_engine'))}\n\nFrom {source('vllm_engine')}",
         "what the vllm engines were": _sides(latest("vllm_engine")["sides"]),
+        "vllm cancels": _vllm_rows("cancels", _CANCELS),
+        "vllm texts": _vllm_rows("texts", _TEXTS),
         "frontends": _frontends(mocker),
         "what the frontends were": _sides(mocker["sides"]),
         "front doors": front_doors(latest("front_doors"), source("front_doors"))
@@ -58,6 +74,19 @@ def tables() -> dict[str, str]:
 def _peers(result: Document) -> str:
     rows = sorted(result["rows"], key=lambda row: row["users"])
     return markdown_table([*_FIGURES, *_RATIOS], map(cells, rows))
+
+
+def _vllm_rows(name: str, columns: Mapping[str, str]) -> str:
+    """Return the rows of one kind that the study of vLLM's engine holds, by what each column of them is called here."""
+    result = latest("vllm_engine")
+    if name not in result:  # one that was measured before it held them
+        return NOT_MEASURED
+    shown = [[_figure(row[field]) for field in columns] for row in result[name]]
+    return f"{markdown_table([*columns.values()], shown)}\n\nFrom {source('vllm_engine')}"
+
+
+def _figure(value: object) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
 def _frontends(result: Document) -> str:

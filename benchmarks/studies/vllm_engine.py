@@ -7,15 +7,17 @@ both streamed.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.table import Table
 
 from benchmarks.peers import model_files
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.rounds import Plan, measure
 from benchmarks.peers.shown import described, rows, table, wide_console
+from benchmarks.peers.vllm_beside import beside
 from benchmarks.peers.vllm_cpu import VllmCpu
 from benchmarks.peers.vllm_engine import NAME, InProcessVllm, VllmEnsemble
 from benchmarks.support.report import environment, write_result
@@ -31,6 +33,10 @@ def main(
     requests: Annotated[int, typer.Option(help="Requests of a load; 8 for each user where that is more.", min=1)] = 32,
     input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=8)] = 64,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 64,
+    cancels: Annotated[int, typer.Option(help="Clients that leave each of the two servers.", min=2)] = 300,
+    texts: Annotated[
+        int, typer.Option(help="Prompts of each script, asked with and without a stop string.", min=1)
+    ] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
@@ -62,6 +68,7 @@ def main(
         "environment": environment(),
     }
     try:
+        result |= beside(cancels, texts, seed=seed, tell=lambda text: typer.echo(text, err=True))
         for number, sides in enumerate(measure(peers, plan, tell=lambda text: typer.echo(text, err=True)), start=1):
             found = rows(sides, peers)
             result |= {"rounds_done": number, "sides": described(sides), "rows": found}
@@ -73,7 +80,18 @@ def main(
     if is_json:
         typer.echo(msgspec.json.encode(result).decode())
     else:
-        wide_console().print(table(found, _TITLE))
+        console = wide_console()
+        for name in ("cancels", "texts"):
+            console.print(_table(name, result[name]))
+        console.print(table(found, _TITLE))
+
+
+def _table(title: str, rows: Any) -> Table:
+    """Return the rows of one kind as a table with a column for each field."""
+    shown = Table(*rows[0], title=title)
+    for row in rows:
+        shown.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values()))
+    return shown
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from serving.engine_guard.process_tree import (
     processes_below,
     reap_orphans,
 )
+from serving.engine_guard.shared_files import SharedFiles
 from serving.process.process_identity import start_ticks
 from trireme.base.unix_socket import UnixListener
 
@@ -53,6 +54,7 @@ class Guard:
         self._ranks: dict[int, psutil.Process] = {}
         self._commands: dict[int, str] = {}
         self._looked_s = 0.0
+        self._shared_files = SharedFiles(self._order.left_files)
         self._fds = fds
         self._door: UnixListener | None = self._open_door()
         if self._order.cpus is not None:
@@ -164,12 +166,18 @@ class Guard:
                 return
 
     def _find_ranks(self) -> None:
+        processes = processes_below()
+        self._find_shared_files(processes)
         # All are read each time: a process has its parent's command line until it runs its own program.
-        for process in processes_below():
+        for process in processes:
             if process.pid not in self._ranks and process.pid != self._engine.pid and self._is_rank(process):
                 self._ranks[process.pid] = process
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._tell(messages.RankFound(process.pid, start_ticks(process.pid)))
+
+    def _find_shared_files(self, processes: list[psutil.Process]) -> None:
+        if found := self._shared_files.look([process.pid for process in processes]):
+            self._tell(messages.SharedFilesFound(found))
 
     def _is_rank(self, process: psutil.Process) -> bool:
         command = command_of(process)
@@ -186,8 +194,11 @@ class Guard:
     def _finish(self) -> None:
         self._close_door()
         self._drop_fds()
-        pids = [process.pid for process in processes_below()]
+        processes = processes_below()
+        self._find_shared_files(processes)
+        pids = [process.pid for process in processes]
         end_processes(self._reap)
+        self._shared_files.remove()
         shutil.rmtree(self._order.folder, ignore_errors=True)  # the files that a killed launcher has left
         self._tell(
             messages.Ended(

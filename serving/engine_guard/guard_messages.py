@@ -21,6 +21,7 @@ class Order(msgspec.Struct, tag="order"):
     rank_words: list[str]
     cpus: list[int] | None
     close_timeout_s: float
+    left_files: list[str] = []
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
@@ -49,6 +50,12 @@ class RankDied(msgspec.Struct, tag="rank_died"):
     command: str
 
 
+class SharedFilesFound(msgspec.Struct, tag="shared_files_found"):
+    """The message from guard to adapter of files in shared memory; the adapter removes them if the guard is killed."""
+
+    names: list[str]
+
+
 class Ended(msgspec.Struct, tag="ended"):
     """The last message from guard to adapter: only processes that cannot be killed still run."""
 
@@ -58,7 +65,7 @@ class Ended(msgspec.Struct, tag="ended"):
 
 
 FromAdapter = Order | Loaded | Closing | End
-FromGuard = RankFound | RankDied | Ended
+FromGuard = RankFound | RankDied | SharedFilesFound | Ended
 
 
 def send(sock: socket.socket, message: FromAdapter | FromGuard, *, fds: tuple[int, ...] = ()) -> None:

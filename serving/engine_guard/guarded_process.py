@@ -17,6 +17,7 @@ import psutil
 
 from serving.engine_guard import guard_messages as messages
 from serving.engine_guard.failure_causes import describe_failure
+from serving.engine_guard.shared_files import remove_shared_files
 from serving.engines.seam.engine_start import EngineStart
 from serving.process.process_identity import start_ticks
 
@@ -27,9 +28,19 @@ _LAUNCH_VARIABLE = "TRIREME_LAUNCH"  # in the environment of each process below 
 
 
 class PlainProcess:
-    """An engine that starts no processes."""
+    """An engine that starts no processes.
 
-    def __init__(self, command: Sequence[str], environ: dict[str, str], fds: Sequence[int]) -> None:
+    Args:
+        command: command line of the engine's process.
+        environ: its environment.
+        fds: descriptors for the engine: its socket to the adapter, and the socket for clients.
+        left_files: paths of files that the process leaves, with its id for `{pid}`.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: dict[str, str], fds: Sequence[int], left_files: Sequence[str] = ()
+    ) -> None:
+        self._left_files = left_files
         self._process = subprocess.Popen(command, env=environ, pass_fds=fds)
 
     @property
@@ -44,12 +55,14 @@ class PlainProcess:
         """Wait up to `timeout_s` after the connection was closed, and return whether the engine has ended by itself."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
+            self._remove_files()
         return self._process.returncode is not None
 
     def end(self) -> None:
         """Kill the engine."""
         self._process.kill()
         self._process.wait()
+        self._remove_files()
 
     def why_ended(self, timeout_s: float) -> str:
         """Return the engine's exit status; empty: it has not ended within `timeout_s`."""
@@ -59,6 +72,10 @@ class PlainProcess:
     def pids(self) -> set[int]:
         """Return the engine's own process id."""
         return {self._process.pid}
+
+    def _remove_files(self) -> None:
+        for path in self._left_files:
+            Path(path.format(pid=self._process.pid)).unlink(missing_ok=True)
 
 
 class GuardedProcess:
@@ -79,6 +96,7 @@ class GuardedProcess:
         self._is_over = False
         self._ended: messages.Ended | None = None
         self._ranks: list[messages.RankFound] = []
+        self._shared_files: list[str] = []
         self._dead_rank: messages.RankDied | None = None
         self._folder = run_dir / f"launch-{secrets.token_hex(4)}"
         self._folder.mkdir(mode=0o700)
@@ -100,6 +118,7 @@ class GuardedProcess:
             rank_words=list(start.rank_words),
             cpus=None if start.cpus is None else list(start.cpus),
             close_timeout_s=start.close_timeout_s or 0.0,
+            left_files=list(start.left_files),
         )
         messages.send(self._control, order, fds=tuple(fds))
 
@@ -174,6 +193,7 @@ class GuardedProcess:
                     if start_ticks(found.pid) == found.start_ticks:
                         rank.kill()
             self._kill_launched()
+            remove_shared_files(self._shared_files)
 
     def _kill_launched(self) -> None:
         """Kill what a guard that was killed had not told of: all that has this launch in its environment."""
@@ -196,6 +216,8 @@ class GuardedProcess:
                         self._ranks.append(found)
                     case messages.RankDied() as died:
                         self._dead_rank = died
+                    case messages.SharedFilesFound() as files:
+                        self._shared_files += files.names
                     case messages.Ended() as ended:
                         self._ended = ended
                     case None:

@@ -184,7 +184,7 @@ class OwnedEngine:
         if not start.is_guarded:
             for option, number in zip(("--fd", "--clients-fd"), numbers, strict=False):
                 command += [option, str(number)]
-            return PlainProcess(command, start.environment_from(os.environ), numbers)
+            return PlainProcess(command, start.environment_from(os.environ), numbers, start.left_files)
         guard = [_python(), "-m", "serving.engine_guard"]
         return GuardedProcess(start, guard, command, fds=numbers, run_dir=run_dir())
 

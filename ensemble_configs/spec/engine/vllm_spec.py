@@ -20,6 +20,9 @@ from ensemble_configs.spec.engine.speculation_specs import (
 
 VllmSpeculation = PromptLookupSpec | DraftTargetSpec | Eagle3Spec
 _MAX_RANKS = 1024  # of one engine; more is a mistake
+# Ranks of a dense model are engines of their own in vLLM as well; those of a model of experts step together, by a
+# coordinator, which is not run here.
+_DATA_PARALLEL = frozenset({"dp_size", "data_parallel_size"})
 
 
 class VllmEngineSpec(ProviderSpec):
@@ -65,7 +68,7 @@ class VllmEngineSpec(ProviderSpec):
         default=True, description="compile the model, and record CUDA graphs; false: a start of seconds, slower steps"
     )
     num_threads: Positive | None = Field(
-        default=None, le=1024, description="CPU threads of an engine on a CPU; none: all cores"
+        default=None, le=1024, description="CPU threads of an engine on a CPU, of each rank; none: all cores"
     )
     lora: LoraSpec | None = None
     speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None
@@ -74,12 +77,32 @@ class VllmEngineSpec(ProviderSpec):
     )
     batch_wait_ms: Number = Field(default=1.0, ge=0, le=100, description=BATCH_WAIT)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _data_parallel_is_not_of_an_engine(cls, given: object) -> object:
+        if isinstance(given, dict) and (named := _DATA_PARALLEL.intersection(given)):
+            raise ValueError(
+                f"{min(named)} is no key: one engine here is one data parallel rank of vLLM's; divide the model by "
+                "tp_size, and for more of the same serve several servers (replicas in Kubernetes; on one machine a "
+                "server for each set of placement.gpus) behind gateway.servers, which chooses by prefix and load"
+            )
+        return given
+
     @model_validator(mode="after")
     def _adapters_go_with_drafts(self) -> "VllmEngineSpec":
         if self.lora is not None and isinstance(self.speculation, Eagle3Spec):
             raise ValueError(
                 "lora does not go with speculation.method: eagle3, for vLLM 0.32 ends when it drafts beside adapters; "
                 "leave one out, or draft by ngram or draft_target"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_cpu_has_one_stage(self) -> "VllmEngineSpec":
+        if self.is_on_cpu and self.pp_size > 1:
+            raise ValueError(
+                f"pp_size ({self.pp_size}) does not go with device: cpu, for the second stage of vLLM's CPU build ends "
+                "at the first request; set pp_size to 1 and divide the model by tp_size"
             )
         return self
 

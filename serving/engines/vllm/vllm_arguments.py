@@ -32,6 +32,7 @@ def engine_arguments(spec: VllmEngineSpec) -> dict[str, Any]:
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "enable_chunked_prefill": True,
         "enable_prefix_caching": spec.is_block_reuse,
+        "scheduling_policy": "priority",  # who begins first, and whose blocks go last
         "kv_cache_dtype": spec.kv_cache_dtype,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
         "tensor_parallel_size": spec.tp_size,

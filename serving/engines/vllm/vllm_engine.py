@@ -4,8 +4,10 @@
 vLLM schedules, batches, pages and preempts. Its own front end (tokenizing, text, output processing) is not run.
 """
 
+import os
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
@@ -30,6 +32,7 @@ from serving.engines.vllm.vllm_capabilities import CAPABILITIES
 from serving.engines.vllm.vllm_drafting import check_draft_model, draft_counts, refuse_undraftable
 from serving.engines.vllm.vllm_lora import VllmAdapters
 from serving.engines.vllm.vllm_sampling import sampling_params
+from serving.engines.vllm.vllm_start import openmp_note
 from serving.engines.vllm.vllm_transfer import (
     POLL_S,
     cached_tokens,
@@ -151,6 +154,7 @@ class VllmEngine(Engine):
                 lora_request=lora_request,
                 cache_salt=(request.scheduling.tenant or None) if self._spec.is_cache_salted else None,
                 data_parallel_rank=None,
+                priority=request.scheduling.priority,  # the lower is the more urgent one, as in the contract
             )
         )
         self._core.add_request(made, wave)
@@ -253,6 +257,7 @@ class VllmEngine(Engine):
         self._running.clear()
         self._held.clear()
         self._core.shutdown()
+        Path(openmp_note(os.getpid())).unlink(missing_ok=True)
 
 
 def _check_device(spec: VllmEngineSpec, upstream: Upstream) -> None:

@@ -7,6 +7,8 @@ Source: vllm 0.32.0, `vllm/v1/engine/__init__.py`, `core.py`, `core_client.py`, 
 import functools
 import importlib
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +18,8 @@ from trireme.base.errors import SpecError
 _log = logging.getLogger("trireme.engine")
 
 KNOWN_VERSIONS = ("0.32",)  # that were read and run
+
+SOCKETS = "VLLM_RPC_BASE_PATH"  # environment: the folder of the sockets between the core and its ranks
 
 # FinishReason by value, an IntEnum.
 STOP, LENGTH, ABORT, ERROR = 0, 1, 2, 3
@@ -215,7 +219,9 @@ def transfer_in_steps() -> None:
 
 
 def _make_core(engine_args: Any) -> Core:
-    """Load a model, and return the engine core around it, in this process."""
+    """Load a model, and return the engine core around it, in this process; its ranks in processes of their own."""
+    # vLLM has its ranks meet at a file in the temporary folder, and leaves that file where a rank is killed.
+    tempfile.tempdir = os.environ.get(SOCKETS)
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.ENGINE_CONTEXT
     executor = importlib.import_module("vllm.v1.executor").Executor
     config = engine_args.create_engine_config(usage)

@@ -17,6 +17,7 @@ from serving.engines.seam.base import (
     PerfMetrics,
     SamplingParams,
 )
+from serving.engines.seam.scheduling import Priority, Scheduling
 
 
 @dataclass
@@ -39,11 +40,12 @@ class Run:
     keys: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def add(self, prompt: list[int], **sampling: Any) -> int:
-        """Queue a request; it ends at 16 tokens where nothing else is said."""
+        """Queue a request, with its `priority`; it ends at 16 tokens where nothing else is said."""
+        scheduling = Scheduling(priority=sampling.pop("priority", Priority.STANDARD))
         fields: dict[str, Any] = {"max_tokens": 16, "end_id": -1}
         params = SamplingParams(**(fields | sampling))
         key = next(self.keys)
-        self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=params))
+        self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=params, scheduling=scheduling))
         return key
 
     def drain(self, max_steps: int = 5000) -> dict[int, Answer]:

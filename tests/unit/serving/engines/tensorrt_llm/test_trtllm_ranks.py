@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ranked_engine import World, needs_mpirun, wait_until
+from engine_adapter import wait_until
+from ranked_engine import World, needs_mpirun
 
 from serving.engine_guard.guarded_process import GuardedProcess
 from trireme.base.errors import ServerError, SpecError, Unavailable

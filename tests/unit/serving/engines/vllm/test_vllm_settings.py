@@ -126,3 +126,17 @@ def test_adapters_of_a_deployment_are_loaded_and_unloaded_by_command(
     assert {"first", "second"} <= set(capsys.readouterr().out.split())
     assert run("unload", "first", *where) == 0
     assert sorted(path.name for path in (tmp_path / "lora").iterdir() if path.name[0] != ".") == ["second"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"pp_size": 2}, r"pp_size \(2\) does not go with device: cpu"),
+        ({"dp_size": 2}, r"dp_size is no key: .* gateway\.servers"),
+        ({"data_parallel_size": 2}, "data_parallel_size is no key"),
+    ],
+)
+def test_ranks_that_cannot_run_are_refused_by_name(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        vllm_spec(**changes)
+    assert vllm_spec(device="gpu", pp_size=2, tp_size=4).world_size == 8

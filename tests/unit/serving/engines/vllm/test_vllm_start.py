@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
+from serving.engine_guard.guarded_process import PlainProcess
 from serving.engines.providers import check_installed
 from serving.engines.vllm.vllm_start import plan_vllm_start
 from serving.engines.vllm.vllm_upstream import check_version
@@ -65,10 +66,44 @@ def test_a_cpu_has_settings_of_its_own_and_a_gpu_none_of_them(tmp_path: Path) ->
         spec(device="cpu")
 
 
-def test_ranks_run_below_a_guard(tmp_path: Path) -> None:
-    start = plan_vllm_start(spec(tp_size=2), {}, tmp_path)
+SHORT = Path("/run/trireme")  # sockets of ranks lie below it
+
+
+def test_ranks_run_below_a_guard() -> None:
+    start = plan_vllm_start(spec(tp_size=2), {}, SHORT)
     assert start.is_guarded
     assert start.close_timeout_s == 25.0
+    assert start.folder_variables == ("VLLM_RPC_BASE_PATH",)
+    assert start.environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert plan_vllm_start(spec(), {}, SHORT).folder_variables == ()
+
+
+def test_the_cores_of_a_cpu_are_divided_among_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)))
+
+    def threads(**changes: object) -> str:
+        on_cpu = spec(device="cpu", kv_cache_bytes=2**26, **changes)
+        return plan_vllm_start(on_cpu, {}, SHORT).environment["OMP_NUM_THREADS"]
+
+    assert [threads(tp_size=size) for size in (1, 4, 8, 24)] == ["12", "3", "1", "1"]
+    assert threads(tp_size=4, num_threads=5) == "5"
+
+
+def test_a_folder_too_deep_for_the_sockets_of_ranks_is_refused_by_name() -> None:
+    deep = Path("/" + 60 * "d")
+    plan_vllm_start(spec(), {}, deep)
+    with pytest.raises(SpecError, match=r"engine.tp_size \(2\): .* below /d+; set TMPDIR to a folder of at most \d+"):
+        plan_vllm_start(spec(tp_size=2), {}, deep)
+
+
+def test_a_process_with_one_rank_leaves_no_note_of_openmp(tmp_path: Path) -> None:
+    process = PlainProcess(["sleep", "60"], {}, (), (f"{tmp_path}/note_{{pid}}",))
+    (tmp_path / f"note_{process.pid}").touch()
+    (tmp_path / "note_1").touch()
+    assert not process.wait(0.01)
+    assert (tmp_path / f"note_{process.pid}").exists()
+    process.end()
+    assert [path.name for path in tmp_path.iterdir()] == ["note_1"]
 
 
 def test_what_the_engines_process_imports_of_trireme_is_behind_the_links_alone(tmp_path: Path) -> None:
