@@ -17,6 +17,7 @@ from serving.engines.seam.base import (
     PerfMetrics,
     SamplingParams,
 )
+from serving.engines.seam.scheduling import Scheduling
 
 
 @dataclass
@@ -41,9 +42,10 @@ class Run:
     def add(self, prompt: list[int], **sampling: Any) -> int:
         """Queue a request; it ends at 16 tokens where nothing else is said."""
         fields: dict[str, Any] = {"max_tokens": 16, "end_id": -1}
+        scheduling = sampling.pop("scheduling", Scheduling())
         params = SamplingParams(**(fields | sampling))
         key = next(self.keys)
-        self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=params))
+        self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=params, scheduling=scheduling))
         return key
 
     def drain(self, max_steps: int = 5000) -> dict[int, Answer]:
@@ -68,9 +70,9 @@ class Run:
 
 
 @contextmanager
-def running(**changes: object) -> Iterator[Run]:
+def running(*, tells_kv_events: bool = False, **changes: object) -> Iterator[Run]:
     """Load an engine, and free it."""
-    engine = create_engine(vllm_spec(**changes))
+    engine = create_engine(vllm_spec(**changes), tells_kv_events=tells_kv_events)
     try:
         yield Run(engine)
     finally:
