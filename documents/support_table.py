@@ -63,7 +63,9 @@ def gpu_sentence(proofs: Sequence[Proof]) -> str:
 
 
 def _proved(proof: Proof) -> str:
-    where = f"{proof.gpu} with TensorRT-LLM {proof.machine.versions.get('tensorrt_llm', '?')}, {proof.day}"
+    names = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM"}
+    version = proof.machine.versions.get(proof.engine, "?")
+    where = f"{proof.gpu} with {names[proof.engine]} {version}, {proof.day}"
     if not proof.failures:
         return where
     return f"{where} (failed: {', '.join(step.name for step in proof.failures)})"
@@ -74,7 +76,8 @@ def _container_table(found: Containers, proofs: Sequence[Proof]) -> str:
     rows = []
     for row in found.rows:
         version = row.tensorrt_llm
-        of_row = [proof for proof in proofs if proof.machine.versions.get("tensorrt_llm") == version]
+        of_engine = [proof for proof in proofs if proof.engine == "tensorrt_llm"]
+        of_row = [proof for proof in of_engine if proof.machine.versions.get("tensorrt_llm") == version]
         proved = "; ".join(f"{proof.gpu}, {proof.day}" for proof in of_row) or "none yet"
         needs = (row.tags, version, row.tensorrt or "", row.cuda or "", row.driver or "")
         rows.append((*needs, _engines(version), _yes(version in VERSIONS), proved))

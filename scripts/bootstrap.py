@@ -61,6 +61,7 @@ NEEDS = {
     "envoy": ("venv",),
     "genai-perf": ("perf-analyzer",),  # which it starts
     "build-cpu": ("lock",),  # uv knows where CPU builds of torch are
+    "compress-cpu": ("lock",),
     "vllm-cpu": ("lock",),
     "javascript": ("venv",),
     "llama-server": ("venv",),

@@ -35,6 +35,9 @@ class Environment:
 ENVIRONMENTS = {
     "venv": Environment(".venv", "requirements/dev.txt"),
     "build-cpu": Environment(".tools/build-cpu", "requirements/build-cpu.txt", holds_cpu_torch=True),
+    "compress-cpu": Environment(
+        ".tools/compress-cpu", "requirements/compress-cpu.txt", holds_project=False, holds_cpu_torch=True
+    ),
     "bench": Environment(".tools/bench", "requirements/bench.txt"),
     "aiperf": Environment(".tools/aiperf", "requirements/aiperf.txt", holds_project=False),
     "genai-perf": Environment(".tools/genai-perf", "requirements/genai-perf.txt", holds_project=False),

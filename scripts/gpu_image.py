@@ -4,7 +4,7 @@
 The Python that runs it is the one that has `tensorrt_llm`, and stays the only interpreter. What the environment lacks
 is installed into FOLDER/packages, which comes behind the environment's own packages on the import path, so that none of
 them is shadowed. FOLDER/in_front comes before them, and holds what has to be newer than the image's: openai.
-docs/gpu_image.md says why.
+docs/gpu_image.md says why. With `--for vllm` it is the Python of Triton's stubs: vLLM has an environment of its own.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ WANTED, LOCK, IN_FRONT_LOCK, OVERRIDES = (
     ROOT / "requirements" / name
     for name in ("gpu-image.in", "gpu-image.txt", "gpu-image-in-front.txt", "gpu-image-overrides.txt")
 )
+ENGINES = ("tensorrt_llm", "vllm")
 PATH_FILE = "trireme.pth"
 RECORD = "installed.json"
 # Where NVIDIA's images keep it since 26.03; before, it was the system's own Python.
@@ -71,7 +72,7 @@ def main() -> int:
     """Run the command line and return its exit code."""
     options = parse_arguments()
     try:
-        install(options.into.absolute(), in_front=options.in_front)
+        install(options.into.absolute(), in_front=options.in_front, engine=options.engine)
     except SetupError as error:
         return failed(str(error))
     except OSError as error:
@@ -96,18 +97,25 @@ def parse_arguments() -> argparse.Namespace:
         metavar="PACKAGE",
         help="take the locked version of these too, though the base has another, which is then shadowed",
     )
+    parser.add_argument(
+        "--for",
+        dest="engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="what serves: tensorrt_llm, of this Python; or vllm, of an environment of its own",
+    )
     return parser.parse_args()
 
 
-def install(into: Path, *, in_front: Sequence[str]) -> None:
+def install(into: Path, *, in_front: Sequence[str], engine: str) -> None:
     """Install what is missing, check it with what is there, and put all of it in its place at once.
 
     Raises:
         SetupError: this is the wrong Python, the packages do not fit together, or pip failed. Nothing was changed.
     """
     base = installed_packages(base_folders(into))
-    refuse_other_pythons(base)
-    plan = make_plan(base, in_front={canonicalize_name(name) for name in in_front})
+    refuse_other_pythons(base, engine)
+    plan = make_plan(base, in_front={canonicalize_name(name) for name in in_front}, engine=engine)
     say(f"{len(plan.kept)} of the packages that Trireme needs are there: {names(plan.kept)}")
     say(f"installing {len(plan.behind)} behind them: {names(plan.behind) or 'none'}")
     say(f"installing {len(plan.in_front)} in front of them: {names(plan.in_front) or 'none'}")
@@ -136,9 +144,9 @@ def base_folders(into: Path) -> list[Path]:
     return [place for place in places if place.is_dir() and not any(place.is_relative_to(each) for each in added)]
 
 
-def refuse_other_pythons(base: Mapping[str, Package]) -> None:
+def refuse_other_pythons(base: Mapping[str, Package], engine: str) -> None:
     """Raise SetupError unless this is the Python that has TensorRT-LLM, can install, and may be added to."""
-    if "tensorrt-llm" not in base:
+    if engine == "tensorrt_llm" and "tensorrt-llm" not in base:
         where = (
             f"with {USUAL_PYTHON}" if USUAL_PYTHON.exists() else "in NVIDIA's image tritonserver:*-trtllm-python-py3"
         )
@@ -149,7 +157,7 @@ def refuse_other_pythons(base: Mapping[str, Package]) -> None:
         raise SetupError(f"{site_folder()} cannot be written to by this user; run it as the one who owns it (root)")
 
 
-def make_plan(base: Mapping[str, Package], *, in_front: set[str]) -> Plan:
+def make_plan(base: Mapping[str, Package], *, in_front: set[str], engine: str) -> Plan:
     """Decide what is installed.
 
     Raises:
@@ -160,6 +168,8 @@ def make_plan(base: Mapping[str, Package], *, in_front: set[str]) -> Plan:
         if name not in lock or name not in base:
             missing = "requirements/gpu-image.txt" if name not in lock else "the base"
             raise SetupError(f"--in-front {name}: it is not in {missing}; leave it out")
+    if engine != "tensorrt_llm":  # which alone imports what is newer
+        newer = {}
     replaced = [entry for entry in newer.values() if entry.name not in base or is_older(base[entry.name], entry)]
     return Plan(
         behind=tuple(entry for entry in lock.values() if entry.name not in base),
@@ -250,7 +260,7 @@ def write_record(file: Path, plan: Plan, base: Mapping[str, Package]) -> None:
     """Write which packages belong to whom, for a person who wonders."""
     record = {
         "python": sys.executable,
-        "tensorrt_llm": base["tensorrt-llm"].version,
+        **({"tensorrt_llm": base["tensorrt-llm"].version} if "tensorrt-llm" in base else {}),
         "behind": {each.name: each.version for each in plan.behind},
         "in_front": {each.name: each.version for each in plan.in_front},
         "kept": {each.name: each.version for each in plan.kept},

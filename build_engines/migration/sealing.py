@@ -21,7 +21,7 @@ from trireme.base.path_checks import check_folder_to_write
 
 _ENGINE_FILES = ("config.json", "generation_config.json", "rank*.engine")
 # A tokenizer's folder is often that of the whole model; the weights do not belong to an engine's release.
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -50,10 +50,24 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
     if engine is None:
         raise SpecError(
             "a release is made of a compiled engine that is on this machine; name it with --engine-dir, and of a "
-            "checkpoint `trireme build` makes one"
+            "checkpoint `trireme build` makes one, or `trireme import` of its folder"
         )
+    check_release_dir(folder, planned.report.repository, engine.file.parent, planned.deployment.model.tokenizer.dir)
+    manifest = _manifest(planned, engine, num_parameters=num_parameters, sm=sm)
+    take_files(engine.file.parent, folder / "engine", _ENGINE_FILES)
+    take_files(planned.deployment.model.tokenizer.dir, folder / "tokenizer", TOKENIZER_FILES)
+    address = seal(folder, manifest)
+    return _of_release(planned, folder.resolve(), address, sm)
+
+
+def check_release_dir(folder: Path, *old_folders: Path) -> None:
+    """Refuse a folder that an import may not make a release.
+
+    Raises:
+        SpecError: the folder is in use, in one of the old ones or cannot be written to.
+    """
     check_folder_to_write("--release-dir", folder)
-    for old in (planned.report.repository, engine.file.parent, planned.deployment.model.tokenizer.dir):
+    for old in old_folders:
         if folder.resolve().is_relative_to(old.resolve()):
             raise SpecError(
                 f"--release-dir {folder} lies in {old}, and an import changes nothing there; name a folder elsewhere",
@@ -61,15 +75,11 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
             )
     if folder.exists() and any(folder.iterdir()):
         raise SpecError(f"{folder} is not empty; name a new folder with --release-dir", file=folder)
-    manifest = _manifest(planned, engine, num_parameters=num_parameters, sm=sm)
-    _take(engine.file.parent, folder / "engine", _ENGINE_FILES)
-    _take(planned.deployment.model.tokenizer.dir, folder / "tokenizer", _TOKENIZER_FILES)
-    address = seal(folder, manifest)
-    return _of_release(planned, folder.resolve(), address, sm)
 
 
-def _take(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
-    target.mkdir(parents=True)
+def take_files(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    """Link the files of a folder that a pattern names, or copy them on another file system."""
+    target.mkdir(parents=True, exist_ok=True)
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
         link_or_copy(path, target / path.name)
 

@@ -14,7 +14,7 @@ from build_engines.checkpoint.checkpoint_check import check_checkpoint
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.checkpoint.weight_table import num_parameters
 from build_engines.openvino.openvino_checks import check
-from build_engines.openvino.openvino_environment import build_command, package_versions
+from build_engines.openvino.openvino_environment import ENVIRONMENT
 from build_engines.openvino.openvino_formats import draft_recipe, ir_formats, kv_bytes_per_token, openvino_bytes
 from build_engines.recipes.recipe import OpenVinoRecipe, hash_recipe, recipe_document
 from build_engines.stages.build_job import SOURCE, BuildJob, BuildPlan
@@ -34,7 +34,7 @@ _PROGRAM_BYTES = 600 << 20  # Python with torch, OpenVINO and nncf; measured: 57
 
 def plan(job: BuildJob) -> BuildPlan:
     """Return the stages: export, compress and convert the tokenizer, for the model and for its draft."""
-    recipe, versions = _recipe(job), {} if job.is_dry_run else package_versions()
+    recipe, versions = _recipe(job), {} if job.is_dry_run else ENVIRONMENT.versions()
     links = {SOURCE: job.checkpoint.dir}
     if recipe.calibration is not None and recipe.calibration.file is not None:
         links[CALIBRATION + recipe.calibration.file.suffix] = recipe.calibration.file
@@ -80,7 +80,7 @@ def _weight_stages(
         Stage(
             name=export,
             title=f"export {checkpoint.dir.name} to IR, weights in {dtype}",
-            work=build_command("openvino_export", argv),
+            work=ENVIRONMENT.command("openvino.openvino_export", argv),
             key={**key, "dtype": dtype, "kv": recipe.kv_format},
             estimate=Estimate(2 * whole, _PROGRAM_BYTES + 3 * whole, seconds=_START_S + whole / _BYTES_PER_S),
         )
@@ -112,7 +112,7 @@ def _weight_stages(
             Stage(
                 name=compress,
                 title=f"quantize to {formats.linear}, embedding {formats.embedding}, head {formats.head}",
-                work=build_command("openvino_compress", argv),
+                work=ENVIRONMENT.command("openvino.openvino_compress", argv),
                 key={"versions": key["versions"], **settings},
                 after=(export,),
                 estimate=Estimate(size, _PROGRAM_BYTES + 2 * whole, seconds=seconds),
@@ -128,7 +128,7 @@ def _tokenizer_stage(key: Mapping[str, JsonValue]) -> Stage:
     return Stage(
         name="tokenizer",
         title="convert the tokenizer to IR",
-        work=build_command("openvino_tokenizer", ["--checkpoint", SOURCE, "--out", "tokenizer.partial"]),
+        work=ENVIRONMENT.command("openvino.openvino_tokenizer", ["--checkpoint", SOURCE, "--out", "tokenizer.partial"]),
         key=key,
         estimate=Estimate(disk_bytes=64 << 20, host_bytes=_PROGRAM_BYTES, seconds=_START_S),
     )

@@ -2,7 +2,7 @@
 """Findings about a build for OpenVINO, before any work."""
 
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
-from build_engines.openvino.openvino_environment import build_python
+from build_engines.openvino.openvino_environment import ENVIRONMENT
 from build_engines.openvino.openvino_formats import draft_recipe, kv_bytes_per_token, openvino_bytes
 from build_engines.recipes.calibration_file import check_calibration_file
 from build_engines.recipes.recipe import OpenVinoRecipe
@@ -22,7 +22,7 @@ def check(job: BuildJob) -> list[Finding]:
         shape = job.checkpoint.shape
     except SpecError as exc:
         return [_finding("checkpoint", exc.message, "a model that is known here", "name another --checkpoint")]
-    if not job.is_dry_run and build_python() is None:
+    if not job.is_dry_run and ENVIRONMENT.found() is None:
         next_step = "in a checkout: python3 scripts/bootstrap.py --only build-cpu"
         findings.append(_finding("environment", "no nncf", "torch, optimum-intel and nncf", next_step))
     findings += _check_model(job.checkpoint, recipe, is_dry_run=job.is_dry_run)

@@ -9,8 +9,6 @@ first two by itself plays no part. Equal models and options give equal bytes.
 """
 
 import argparse
-import json
-import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,9 +17,9 @@ import nncf
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from build_engines.openvino.openvino_export import CONFIGS, MODEL
+from build_engines.recipes.calibration_samples import calibration_samples
 
 Ids = NDArray[np.int64] | NDArray[np.int32]
 
@@ -127,14 +125,9 @@ def _name_uniquely(model: ov.Model) -> None:
 
 
 def _samples(args: argparse.Namespace) -> Iterator[list[int]]:
-    """Yield the token ids of a seeded choice of the file's lines, in the file's order."""
-    tokenizer = Tokenizer.from_file(str(args.tokenizer))
-    lines = [line for line in args.calibration.read_text(encoding="utf-8").splitlines() if line.strip()]
-    chosen = sorted(random.Random(args.seed).sample(range(len(lines)), min(args.num_samples, len(lines))))
-    for index in chosen:
-        text = json.loads(lines[index])["text"] if args.calibration.suffix == ".jsonl" else lines[index]
-        if token_ids := tokenizer.encode(text).ids[: args.max_tokens]:
-            yield token_ids
+    return calibration_samples(
+        args.calibration, args.tokenizer, num_samples=args.num_samples, max_tokens=args.max_tokens, seed=args.seed
+    )
 
 
 def _model_inputs(model: ov.Model) -> Callable[[list[int]], dict[str, Ids]]:

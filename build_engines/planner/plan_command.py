@@ -12,6 +12,7 @@ from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.config_values import load_config
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
+from build_engines.checkpoint.quantized_checkpoint import quantized_as
 from build_engines.checkpoint.weight_formats import FORMAT_PLANS, KV_FORMATS
 from build_engines.planner.deployment_report import report_deployment
 from build_engines.planner.estimators.estimator import Load
@@ -22,7 +23,6 @@ from build_engines.planner.plan_report import plan_as_data, print_plan
 from build_engines.planner.question import Question, Targets
 from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines, Wanted
-from build_engines.planner.roofline.quantized_checkpoint import quantized_as
 from build_engines.planner.roofline.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
 from build_engines.planner.roofline.steady_state import Workload
 from trireme.base.errors import SpecError

@@ -4,9 +4,9 @@
 from dataclasses import dataclass, field
 
 from build_engines.checkpoint.model_shape import ModelShape
+from build_engines.checkpoint.quantized_checkpoint import Quantized
 from build_engines.planner.estimators.estimator import Load
 from build_engines.planner.roofline.candidates import Machines, Wanted
-from build_engines.planner.roofline.quantized_checkpoint import Quantized
 from build_engines.planner.roofline.serving_limit import ServingLimit
 from build_engines.planner.roofline.steady_state import Estimate, Workload
 

@@ -13,7 +13,7 @@ from build_engines.prove.check import CheckFailed, LeftOut
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Built
 from build_engines.prove.proof_model import describe_model, format_of
-from build_engines.recipes.recipe import TensorRtRecipe, load_recipe, recipe_document
+from build_engines.recipes.recipe import TensorRtRecipe, VllmRecipe, load_recipe, recipe_document
 from build_engines.recipes.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
 from build_engines.stages.stage_process import last_lines
 from ensemble_configs.releases.release_manifest import address
@@ -62,7 +62,22 @@ def proof_recipe(checkpoint: CheckpointFiles, gpu: Gpu, version: str) -> TensorR
     )
 
 
-def build_release(recipe: TensorRtRecipe, checkpoint: Path, work: Path, options: list[str], timeout_s: float) -> Path:
+def vllm_recipe(checkpoint: CheckpointFiles, gpu: Gpu) -> VllmRecipe:
+    """Return a recipe for vLLM in the checkpoint's own 16 bits, which copies and seals it."""
+    return VllmRecipe(
+        backend="vllm",
+        name=f"prove-vllm-{gpu.name}",
+        model=describe_model(checkpoint).name,
+        format="bf16" if format_of(checkpoint) == "bf16" else "fp16",
+        max_batch_size=MAX_BATCH_SIZE,
+        max_num_tokens=MAX_NUM_TOKENS,
+        max_seq_len=longest_sequence(checkpoint),
+    )
+
+
+def build_release(
+    recipe: TensorRtRecipe | VllmRecipe, checkpoint: Path, work: Path, options: list[str], timeout_s: float
+) -> Path:
     """Run `trireme build`; the release's folder.
 
     Args:
@@ -87,7 +102,8 @@ def build_release(recipe: TensorRtRecipe, checkpoint: Path, work: Path, options:
     return Path(json.loads(lines[-1])["release"])
 
 
-def describe_release(release: Path, recipe: TensorRtRecipe) -> Built:
+def describe_release(release: Path, recipe: TensorRtRecipe | VllmRecipe) -> Built:
     """Return the release's facts for the record."""
-    num_bytes = sum(file.stat().st_size for file in (release / "engine").glob("rank*.engine"))
+    weights = (".engine", ".safetensors")
+    num_bytes = sum(file.stat().st_size for file in (release / "engine").iterdir() if file.suffix in weights)
     return Built(address=address(release), recipe=dict(recipe_document(recipe)), engine_bytes=num_bytes)

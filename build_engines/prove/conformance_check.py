@@ -4,6 +4,7 @@
 import importlib.util
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,13 @@ _MAX_MESSAGE = 2000  # characters
 
 
 def run_suite(
-    provider: str, engine: dict[str, object], work: Path, timeout_s: float, *, repository: Path = CODE_ROOT
+    provider: str,
+    engine: dict[str, object],
+    work: Path,
+    timeout_s: float,
+    *,
+    repository: Path = CODE_ROOT,
+    program: Sequence[object] | None = None,
 ) -> Conformance:
     """Run the suite's cases on one engine.
 
@@ -29,6 +36,7 @@ def run_suite(
         work: folder for the XML and the log.
         timeout_s: time limit for all cases.
         repository: a checkout.
+        program: how Python is run where the engine can be loaded; None: as here.
 
     Raises:
         LeftOut: the tests are not here, or pytest is not.
@@ -36,14 +44,26 @@ def run_suite(
     """
     if not (repository / SUITE).is_file():
         raise LeftOut(f"there is no {SUITE} beside this package; run this from a checkout of the repository")
-    if importlib.util.find_spec("pytest") is None:
+    if program is None and importlib.util.find_spec("pytest") is None:
         raise LeftOut("pytest is not installed; `pip install pytest pytest-timeout`")
     spec, xml = work / f"conformance_{provider}.spec.json", work / f"conformance_{provider}.xml"
     log = work / "logs" / f"conformance_{provider}.log"
     spec.write_bytes(msgspec.json.encode({"provider": provider, **engine}))
-    argv = [sys.executable, "-m", "pytest", SUITE, "-m", "gpu", "--engine-spec", spec, f"--junitxml={xml}"]
+    argv = [
+        *(program or [sys.executable]),
+        "-m",
+        "pytest",
+        SUITE,
+        "-m",
+        "gpu",
+        "--engine-spec",
+        spec,
+        f"--junitxml={xml}",
+    ]
     # What upstream warns of when it is imported is no failure of a case.
     argv += ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-o", "junit_family=xunit2"]
+    if program is not None:  # its pytest has not all our plugins
+        argv += ["-o", "addopts="]
     status = run_child(argv, cwd=repository, log=log, timeout_s=timeout_s)
     if status not in (0, 1) or not xml.is_file():
         raise CheckFailed(f"pytest ended with status {status}", last_lines(log))

@@ -118,6 +118,7 @@ class Proof(msgspec.Struct, kw_only=True):
     date: str  # ISO 8601, UTC
     commit: str | None  # of this repository, "-dirty" where a file was changed or is new
     gpu: str  # a name of gpus.yaml
+    engine: Literal["tensorrt_llm", "vllm"] = "tensorrt_llm"
     machine: ProofMachine
     model: ProofModel
     drift: Drift | None = None
@@ -143,9 +144,10 @@ def proof_text(proof: Proof) -> str:
 
 
 def write_proof(proof: Proof, folder: Path) -> Path:
-    """Write `<gpu>_<date>.json`, whole or not at all, and return its path."""
+    """Write `<gpu>_<date>.json`, with another engine's name between, whole or not at all, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{proof.gpu}_{proof.day}.json"
+    engine = "" if proof.engine == "tensorrt_llm" else f"_{proof.engine}"
+    path = folder / f"{proof.gpu}{engine}_{proof.day}.json"
     write_atomically(path, proof_text(proof))
     return path
 

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from build_engines.prove.gpu_machine import NoGpuError, gpu_row, read_proof_mach
 from build_engines.prove.proof import Proof, proof_text, write_proof
 from build_engines.prove.proof_model import DEFAULT, describe_model, find_checkpoint
 from build_engines.prove.proving import CHECKS, Proving, describe_checks
+from build_engines.prove.vllm_proving import VllmProving
 from build_engines.stages.build_job import Tools
 from trireme.base.durations import duration
 from trireme.base.errors import SpecError
@@ -29,7 +31,15 @@ from trireme.base.text_tables import TextTable, print_tables
 EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
 
 
+class Proved(StrEnum):
+    """The engines that can be proved."""
+
+    TENSORRT_LLM = "tensorrt_llm"
+    VLLM = "vllm"
+
+
 def prove(
+    engine: Annotated[Proved, typer.Option(help="Engine to prove.")] = Proved.TENSORRT_LLM,
     model: Annotated[str, typer.Option(help="demo, demo-draft, or a Hugging Face checkpoint's folder.")] = DEFAULT,
     gpu: Annotated[str, typer.Option(help="GPU by its name in gpus.yaml; auto: by the driver's name.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("benchmarks/gpu"),
@@ -44,11 +54,13 @@ def prove(
     trtllm_examples: Annotated[
         Path, typer.Option(help="TensorRT-LLM's examples, of the version that builds.")
     ] = Tools.trtllm_examples,
+    vllm_venv: Annotated[Path | None, typer.Option(help="Environment with vLLM.", show_default="trireme's own")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Try everything on the GPU of this machine and write one JSON, whatever fails on the way.
 
     For NVIDIA's container tritonserver:26.07-trtllm-python-py3 (TensorRT-LLM 1.2.1), from a checkout of the repository.
+    For vLLM: in the image of Dockerfile.vllm, or wherever --vllm-venv names an environment with vLLM for GPUs.
     With a bare TensorRT-LLM from 1.3 on there are no compiled engines, and the provider pytorch is proved alone.
 
     \b
@@ -56,6 +68,7 @@ def prove(
       trireme prove
       trireme prove --model /models/llama-3.1-8b --gpu h100 --work /scratch/prove
       trireme prove --steps facts,conformance --json
+      trireme prove --engine vllm --vllm-venv /opt/vllm
 
     \b
     Exit codes: 0 all checks passed; 1 a check failed, and the file says which; 2 no GPU, or a wrong option.
@@ -65,7 +78,9 @@ def prove(
     try:
         machine, _ = read_proof_machine()
     except NoGpuError as exc:
-        _say_what_would_be_done(exc, names, console, is_json=is_json)
+        kind = VllmProving if engine is Proved.VLLM else Proving
+        lines = describe_checks(names, kind.all_checks, kind.providers)
+        _say_what_would_be_done(exc, lines, console, is_json=is_json)
         raise typer.Exit(EXIT_NO_GPU) from exc
     row = gpu_row(gpu, machine)
     checkpoint = find_checkpoint(model)
@@ -78,13 +93,19 @@ def prove(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         commit=commit(),
         gpu=row.name,
+        engine=engine.value,
         machine=machine,
         model=describe_model(checkpoint),
     )
     with _work_folder(work) as folder:
-        options = [f"--trtllm-examples={trtllm_examples}"]
-        proving = Proving(proof, checkpoint, row, folder, isl, osl, concurrencies, timeout_s, options)
-        console.print(f"{machine.gpus[0].name} ({row.name}), TensorRT-LLM {_version(proof)}: {proof.model.name}")
+        given = (proof, checkpoint, row, folder, isl, osl, concurrencies, timeout_s)
+        proving: Proving
+        if engine is Proved.VLLM:
+            proving = VllmProving(*given, venv_dir=vllm_venv.absolute() if vllm_venv is not None else None)
+            console.print(f"{machine.gpus[0].name} ({row.name}), vLLM: {proof.model.name}")
+        else:
+            proving = Proving(*given, [f"--trtllm-examples={trtllm_examples}"])
+            console.print(f"{machine.gpus[0].name} ({row.name}), TensorRT-LLM {_version(proof)}: {proof.model.name}")
         for each in proving.checks(names):
             record = run_check(each, lambda current: _shown(console, current))
             proof.steps.append(record)
@@ -119,8 +140,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _say_what_would_be_done(why: NoGpuError, names: list[str], console: Console, *, is_json: bool) -> None:
-    lines = describe_checks(names)
+def _say_what_would_be_done(why: NoGpuError, lines: list[str], console: Console, *, is_json: bool) -> None:
     if is_json:
         sys.stdout.write(json.dumps({"error": why.message, "would_do": lines}, indent=1) + "\n")
         return

@@ -3,10 +3,11 @@
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
@@ -30,7 +31,7 @@ from build_engines.prove.conformance_check import run_suite
 from build_engines.prove.engine_bench import EngineAnswer, EngineQuestion
 from build_engines.prove.facts_check import read_facts
 from build_engines.prove.prediction import predict, ratio
-from build_engines.prove.proof import BenchRow, Proof
+from build_engines.prove.proof import BenchRow, Conformance, Proof
 from build_engines.prove.server_bench import bench_server
 from build_engines.stages.stage_process import last_lines
 from ensemble_configs.spec.deployment import DeploymentSpec
@@ -50,9 +51,9 @@ CHECKS = {
 }
 
 
-def describe_checks(names: Sequence[str]) -> list[str]:
+def describe_checks(names: Sequence[str], checks: Mapping[str, str], providers: Sequence[str]) -> list[str]:
     """Return what would be done, a line for each check."""
-    return [f"{name}: {CHECKS[name].format(providers=' and '.join(PROVIDERS))}" for name in names]
+    return [f"{name}: {checks[name].format(providers=' and '.join(providers))}" for name in names]
 
 
 @dataclass
@@ -78,19 +79,21 @@ class Proving:
     build_options: list[str] = field(default_factory=list)
     release: Path | None = None
     num_kv_tokens: dict[str, int] = field(default_factory=dict)  # by provider, of the engine that was measured
+    all_checks: ClassVar[Mapping[str, str]] = CHECKS
+    providers: ClassVar[tuple[str, ...]] = PROVIDERS
 
     def checks(self, names: Sequence[str]) -> list[Check]:
         """Return the named checks, each for every provider that has it."""
         alone = {"facts": self._facts, "build": self._build}
         of_providers = {"conformance": self._conformance, "bench": self._bench, "serve": self._serve}
         found: list[Check] = []
-        for name, what in CHECKS.items():
+        for name, what in self.all_checks.items():
             if name in names and name in alone:
                 found.append(Check(name, what, alone[name]))
             elif name in names:
                 found += [
                     Check(f"{name} {provider}", what.format(providers=provider), partial(of_providers[name], provider))
-                    for provider in PROVIDERS
+                    for provider in self.providers
                 ]
         return found
 
@@ -116,7 +119,9 @@ class Proving:
             engine["is_gathering_generation_logits"] = True
         else:
             engine["sampler"] = "trtllm"  # knows seeds, penalties and beams
-        found = run_suite(provider, engine, self.work, self.timeout_s)
+        self._judge(provider, run_suite(provider, engine, self.work, self.timeout_s))
+
+    def _judge(self, provider: str, found: Conformance) -> None:
         self.proof.conformance[provider] = found
         if found.num_failed:
             names = ", ".join(case.name for case in found.failed[:3])
@@ -147,6 +152,10 @@ class Proving:
         }
         return {"provider": provider} | self._engine(provider) | batch
 
+    def _program(self) -> list[object]:
+        """Return how Python is run where an engine can be loaded."""
+        return [sys.executable]
+
     @property
     def _loads(self) -> list[SteadyLoad]:
         return [
@@ -159,7 +168,7 @@ class Proving:
         question, answer = self.work / f"bench_{provider}.json", self.work / f"bench_{provider}.answer.json"
         log = self.work / "logs" / f"bench_{provider}.log"
         question.write_bytes(msgspec.json.encode(EngineQuestion(engine=spec, loads=self._loads)))
-        argv = [sys.executable, "-m", "build_engines.prove.engine_bench", question, answer]
+        argv = [*self._program(), "-m", "build_engines.prove.engine_bench", question, answer]
         try:
             status = run_child(argv, cwd=CODE_ROOT, log=log, timeout_s=self.timeout_s)
         finally:  # what was measured before something broke is kept

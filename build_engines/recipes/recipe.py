@@ -197,7 +197,62 @@ class OpenVinoRecipe(_Recipe):
         return self
 
 
-Recipe = TensorRtRecipe | PyTorchRecipe | OpenVinoRecipe
+class VllmRecipe(_Recipe):
+    """A recipe for a checkpoint that vLLM loads: quantized by llm-compressor, or used unchanged."""
+
+    backend: Literal["vllm"]
+    format: Literal["fp16", "bf16", "smoothquant", "int4_awq", "int4_gptq", "fp8_rowwise", "fp8_block"] = Field(
+        description="format of the matrices in the layers; embedding, head and norms keep 16 bits"
+    )
+    group_size: Literal[32, 64, 128] | None = Field(
+        default=None, description="weights that share a scale, for AWQ and GPTQ; none: 128"
+    )
+    is_symmetric: bool = Field(default=True, description="no zero points, for AWQ and GPTQ")
+    smoothquant: SmoothQuantSpec | None = Field(default=None, description="for format smoothquant; none: its defaults")
+    is_gptq: bool = Field(default=False, description="round the weights of format smoothquant by GPTQ, too")
+    ignored_layers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(),
+        description="linear layers that keep 16 bits: a name such as model.layers.0.mlp.down_proj, or a regular "
+        "expression behind `re:`; head and routers always do",
+    )
+
+    @property
+    def weights_per_scale(self) -> int:
+        """Return how many weights of a row share a scale, for AWQ and GPTQ."""
+        return self.group_size or 128
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Return True if the format is found by running the model on text."""
+        return self.format in ("smoothquant", "int4_awq", "int4_gptq")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "VllmRecipe":
+        is_int4 = self.format in ("int4_awq", "int4_gptq")
+        if not is_int4 and (self.group_size is not None or not self.is_symmetric):
+            raise ValueError("group_size and is_symmetric are for formats int4_awq and int4_gptq; leave them out")
+        if self.format != "smoothquant" and (self.smoothquant is not None or self.is_gptq):
+            raise ValueError("smoothquant and is_gptq are for format smoothquant; leave them out or take that format")
+        if self.smoothquant is not None and not (self.smoothquant.is_per_channel and self.smoothquant.is_per_token):
+            raise ValueError(
+                "smoothquant.is_per_channel and is_per_token must be true: a weight scale for each channel and an "
+                "activation scale for each token are what this back end makes; leave them out"
+            )
+        if self.is_calibrated and self.calibration is None:
+            raise ValueError(f"format {self.format} needs calibration; name a file")
+        if not self.is_calibrated and self.calibration is not None:
+            raise ValueError(f"calibration: format {self.format} is not calibrated; leave it out")
+        if self.format in ("fp16", "bf16") and self.ignored_layers:
+            raise ValueError(f"ignored_layers: format {self.format} keeps 16 bits everywhere; leave it out")
+        for pattern in self.ignored_layers:
+            try:
+                re.compile(pattern.removeprefix("re:"))
+            except re.error as exc:
+                raise ValueError(f"ignored_layers: {pattern} is no regular expression: {exc}") from exc
+        return self
+
+
+Recipe = TensorRtRecipe | PyTorchRecipe | OpenVinoRecipe | VllmRecipe
 GpuRecipe = TensorRtRecipe | PyTorchRecipe
 
 _BACKENDS: dict[object, type[Recipe]] = {

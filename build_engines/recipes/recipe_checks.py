@@ -11,7 +11,7 @@ from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS, FormatPlan
 from build_engines.recipes.engine_checks import check_engine_recipe
-from build_engines.recipes.recipe import GpuRecipe, OpenVinoRecipe, PyTorchRecipe, Recipe, TensorRtRecipe
+from build_engines.recipes.recipe import GpuRecipe, OpenVinoRecipe, PyTorchRecipe, Recipe, TensorRtRecipe, VllmRecipe
 from build_engines.recipes.recipe_findings import Findings, ability, finding, fixed, one_of
 from build_engines.recipes.trtllm_versions import (
     FIRST_WITHOUT_ENGINES,
@@ -40,11 +40,11 @@ def check_recipe(
     Args:
         recipe: the recipe as it was read.
         model: shape of the checkpoint.
-        gpu: GPU that the recipe names; None for OpenVINO.
+        gpu: GPU that the recipe names; None for OpenVINO and vLLM.
         versions: versions of installed packages; a missing one is not compared, as in a dry run elsewhere.
     """
-    if isinstance(recipe, OpenVinoRecipe):
-        return list(_openvino(recipe, model))
+    if isinstance(recipe, OpenVinoRecipe | VllmRecipe):
+        return list(_length(recipe, model))
     assert gpu is not None
     findings = [*_version(recipe, versions or {}), *_hardware(recipe, gpu), *_sizes(recipe, model, gpu)]
     match recipe:
@@ -168,6 +168,6 @@ def _pytorch(recipe: PyTorchRecipe) -> Findings:
     yield from fixed(calibration, "hf_ptq.py", "max_tokens", "seed")
 
 
-def _openvino(recipe: OpenVinoRecipe, model: ModelShape) -> Findings:
+def _length(recipe: OpenVinoRecipe | VllmRecipe, model: ModelShape) -> Findings:
     if recipe.max_seq_len > model.max_position_embeddings:
         yield finding("max_seq_len", recipe.max_seq_len, f"at most {model.max_position_embeddings}", "lower it")

@@ -26,7 +26,7 @@ from trireme.base.path_checks import check_folder_to_write
 # Packages with versions that may change what is built.
 _PACKAGES = (
     "tensorrt_llm", "tensorrt", "nvidia_modelopt", "transformers", "torch", "openvino", "openvino_genai",
-    "openvino_tokenizers", "nncf", "optimum_intel",
+    "openvino_tokenizers", "nncf", "optimum_intel", "llmcompressor", "compressed_tensors",
 )  # fmt: skip
 
 
@@ -47,6 +47,13 @@ def build(
     modelopt_examples: Annotated[
         Path, typer.Option(help="ModelOpt's examples, for the pytorch back end.")
     ] = Tools.modelopt_examples,
+    compressor_venv: Annotated[
+        Path | None,
+        typer.Option(
+            help="Virtual environment with llm-compressor, for the vllm back end.",
+            show_default="trireme's own, or .tools/compress-cpu of a checkout",
+        ),
+    ] = None,
 ) -> None:
     """Build a release from a checkpoint: quantize, convert, compile, seal. An old release is never touched.
 
@@ -63,7 +70,11 @@ def build(
         recipe=spec,
         checkpoint=CheckpointFiles(checkpoint.resolve()),
         machine=read_machine(_PACKAGES, is_asking_for_gpus=not isinstance(spec, OpenVinoRecipe)),
-        tools=Tools(trtllm_examples.resolve(), modelopt_examples.resolve()),
+        tools=Tools(
+            trtllm_examples.resolve(),
+            modelopt_examples.resolve(),
+            compressor_venv.absolute() if compressor_venv is not None else None,
+        ),
         is_dry_run=is_dry_run,
     )
     if not is_dry_run:  # a dry run is often for another machine

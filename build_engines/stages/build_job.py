@@ -25,10 +25,11 @@ SOURCE = "source"
 
 @dataclass(frozen=True)
 class Tools:
-    """Paths of upstream's scripts that no wheel brings."""
+    """Paths of upstream's scripts that no wheel brings, and of an environment that is not ours."""
 
     trtllm_examples: Path = Path("/app/examples")
     modelopt_examples: Path = Path("/app/modelopt/examples")
+    compressor_venv: Path | None = None  # with llm-compressor
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ BACKENDS = {
     "tensorrt": "build_engines.tensorrt_llm.compiled_build",
     "pytorch": "build_engines.tensorrt_llm.pytorch_build",
     "openvino": "build_engines.openvino.openvino_build",
+    "vllm": "build_engines.vllm.vllm_build",
 }
 
 

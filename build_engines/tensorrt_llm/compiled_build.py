@@ -26,14 +26,13 @@ from build_engines.stages.build_estimates import (
 )
 from build_engines.stages.build_job import SOURCE, BuildJob, BuildPlan
 from build_engines.stages.stage_list import Command, Stage
+from build_engines.stages.texts_stage import TEXTS, texts_stage
 from build_engines.tensorrt_llm.engine_differences import engine_differences
 from build_engines.tensorrt_llm.gpu_build import (
-    TEXTS,
     calibration_stage,
     check_gpu_job,
     check_readable,
     describe,
-    texts_stage,
 )
 from build_engines.tensorrt_llm.trtllm_commands import (
     CALIBRATION,

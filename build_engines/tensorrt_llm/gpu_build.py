@@ -2,11 +2,8 @@
 """Parts of both back ends of TensorRT-LLM: checks of machine and checkpoint, texts, calibration, manifest."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-
-from pydantic import JsonValue
 
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.weight_table import num_parameters
@@ -24,9 +21,6 @@ from ensemble_configs.releases.release_manifest import ReleaseManifest
 from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
 from ensemble_configs.spec.finding import Finding
 from trireme.base.errors import BuildError, SpecError
-
-TEXTS = "texts"  # the stage of tokenizer and generation config
-_GENERATION_CONFIG = "generation_config.json"
 
 
 def check_readable(job: BuildJob, recipe: GpuRecipe) -> list[Finding]:
@@ -83,25 +77,6 @@ def _check_machine(job: BuildJob, recipe: GpuRecipe, sm: int) -> Iterator[Findin
         version = VERSIONS.get(recipe.tensorrt_llm)
         tags = f", tags {version.containers}" if version else ""
         yield _finding("machine", "no tensorrt_llm", recipe.tensorrt_llm, f"run this in a tritonserver container{tags}")
-
-
-def texts_stage(job: BuildJob) -> Stage:
-    """Return the stage that lays out tokenizer and generation config as in a release."""
-    checkpoint = job.checkpoint
-    beside_engine = [checkpoint.dir / _GENERATION_CONFIG]
-
-    def work(folder: Path, _work: Path) -> None:
-        for part, files in (("tokenizer", checkpoint.tokenizer_files), ("engine", beside_engine)):
-            (folder / part).mkdir()
-            for file in files:
-                if file.is_file():
-                    shutil.copyfile(file, folder / part / file.name)
-
-    names = {file.name for file in (*checkpoint.tokenizer_files, *beside_engine)}
-    hashes: dict[str, JsonValue] = {
-        name: digest for name, digest in ({} if job.is_dry_run else checkpoint.hashes).items() if name in names
-    }
-    return Stage(TEXTS, "copy tokenizer and generation config", work, key={"files": hashes})
 
 
 def calibration_stage(name: str, calibration: Calibration) -> Stage:

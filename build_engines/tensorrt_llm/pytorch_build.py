@@ -21,7 +21,8 @@ from build_engines.sharding.shard_plan import ShardPlan
 from build_engines.stages.build_estimates import RankSizes, calibration_estimate, copy_estimate, rank_sizes
 from build_engines.stages.build_job import SOURCE, BuildJob, BuildPlan
 from build_engines.stages.stage_list import Command, Stage
-from build_engines.tensorrt_llm.gpu_build import TEXTS, check_gpu_job, check_readable, describe, texts_stage
+from build_engines.stages.texts_stage import TEXTS, texts_stage
+from build_engines.tensorrt_llm.gpu_build import check_gpu_job, check_readable, describe
 from build_engines.tensorrt_llm.trtllm_commands import CHECKPOINT, hf_ptq_argv, without_machine_flags
 from ensemble_configs.releases.context_attention import why_not_on_pytorch
 from ensemble_configs.releases.pytorch_checkpoint import checkpoint_algos

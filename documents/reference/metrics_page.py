@@ -15,7 +15,7 @@ from serving.engines.seam.base import (
     TokenChunk,
 )
 from serving.telemetry.engine_metrics import EngineMetrics
-from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_metrics import PREFILL_OUTCOMES, RequestMetrics
 from serving.telemetry.sequence_life import SequenceLife
 from serving.telemetry.split_metrics import SplitMetrics
 from trireme.base.text_tables import markdown_table
@@ -112,6 +112,7 @@ def families() -> dict[str, Family]:
     recorder = Recorder()
     requests = RequestMetrics(recorder, model="", version="")
     requests.note_end(TokenChunk(0, [], FinishReason.LENGTH, perf=_PERF), SequenceLife(1, 1))
+    requests.note_remote_prefill(PREFILL_OUTCOMES[0])
     requests.flush()
     split = SplitMetrics(recorder, model="", version="")
     split.note(1, "ARM")

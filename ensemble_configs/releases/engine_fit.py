@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from ensemble_configs.releases.built_engine import Mismatch, engine_mismatches, load_built_engine, whole_sequence
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.releases.pytorch_checkpoint import checkpoint_mismatches
+from ensemble_configs.releases.vllm_checkpoint import vllm_mismatches
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.finding import Finding
 from trireme.base.errors import SpecError
 
@@ -66,6 +68,8 @@ def whole_sequence_of(engine: TensorRtEngineSpec | PyTorchEngineSpec) -> WholeSe
 
 
 def _mismatches(engine: EngineSpec) -> list[Mismatch]:
+    if isinstance(engine, VllmEngineSpec):
+        return list(vllm_mismatches(engine)) if (engine.dir / "config.json").is_file() else []
     if not isinstance(engine, TensorRtEngineSpec | PyTorchEngineSpec) or not (engine.dir / "config.json").is_file():
         return []
     if isinstance(engine, TensorRtEngineSpec):

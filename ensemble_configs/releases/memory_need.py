@@ -9,6 +9,7 @@ from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import ReleaseManifest
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.release_spec import ReleaseSpec
 
@@ -31,17 +32,24 @@ def rank_memory(manifest: ReleaseManifest, engine: EngineSpec | None) -> RankMem
         weights += manifest.draft.weight_bytes_per_rank
         kv_per_token += manifest.draft.kv_bytes_per_token
     block_tokens = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
+    if isinstance(engine, VllmEngineSpec):
+        # The ranks divide the checkpoint when they load it.
+        kv_share = engine.world_size * (2 if engine.kv_cache_dtype.startswith("fp8") else 1)
+        weights, kv_per_token = -(-weights // engine.world_size), max(1, kv_per_token // kv_share)
+        block_tokens = engine.kv_block_tokens or block_tokens
     return RankMemory(weights, manifest.workspace_bytes + _logits_bytes(manifest, engine), kv_per_token, block_tokens)
 
 
 def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
     """Return the bytes of one rank: weights, KV cache, workspace and kept logits.
 
-    The KV cache is the deployment's `num_kv_blocks`; where it leaves that to the free memory, or without a deployment,
-    one sequence of the longest length, which is the least that can be served.
+    The KV cache is the deployment's `num_kv_blocks` or `kv_cache_bytes`; where it leaves that to the free memory, or
+    without a deployment, one sequence of the longest length, which is the least that can be served.
     """
     engine = deployment.engine if deployment is not None else None
     memory = rank_memory(manifest, engine)
+    if isinstance(engine, VllmEngineSpec) and engine.kv_cache_bytes is not None:
+        return memory.weight_bytes + memory.workspace_bytes + engine.kv_cache_bytes
     tokens = manifest.limits.max_seq_len if engine is None else _kv_tokens(engine, memory.kv_block_tokens)
     return memory.weight_bytes + memory.workspace_bytes + int(memory.kv_bytes_per_token * tokens)
 
@@ -61,15 +69,21 @@ def _kv_tokens(engine: EngineSpec, block_tokens: int) -> float:
     return blocks * block_tokens / fraction
 
 
+def is_on_host(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> bool:
+    """Return True if the engine of a release computes on the host: OpenVINO's, and vLLM's where the deployment says."""
+    engine = deployment.engine if deployment is not None else None
+    return manifest.provider == "openvino" or (isinstance(engine, VllmEngineSpec) and engine.is_on_cpu)
+
+
 def check_memory(
     manifest: ReleaseManifest, deployment: ReleaseSpec | None, machine: Machine, *, num_ranks_here: int
 ) -> list[Finding]:
-    """Return a finding for each rank without the memory that it needs: of the host for `openvino`, else of one GPU.
+    """Return a finding for each rank without the memory that it needs: of the host for an engine there, else of a GPU.
 
     A GPU that does not tell how much is free is not judged.
     """
     need_bytes = memory_need_bytes(manifest, deployment)
-    if manifest.provider == "openvino":
+    if is_on_host(manifest, deployment):
         free_bytes = {"host": machine.free_host_bytes}
     else:
         gpus = enumerate(machine.gpus[:num_ranks_here])

@@ -12,7 +12,7 @@ from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.releases.file_hashes import HashMemory, hash_file
 from ensemble_configs.releases.machine import Machine
-from ensemble_configs.releases.memory_need import check_memory
+from ensemble_configs.releases.memory_need import check_memory, is_on_host
 from ensemble_configs.releases.promotion import check_evaluation
 from ensemble_configs.releases.release_manifest import (
     BINDING_PACKAGES,
@@ -24,6 +24,7 @@ from ensemble_configs.releases.release_manifest import (
 from ensemble_configs.releases.release_signature import check_signature
 from ensemble_configs.spec.batch_limits import is_default
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.extra_llm_args import FIELD, argument_meant
 from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.release_spec import ReleaseSpec
@@ -54,17 +55,18 @@ def check_release(
         found, _, next_step = exc.message.rpartition("; ")
         return [_finding("manifest", found or exc.message, "a whole release", next_step)]
     nodes = num_nodes or _num_nodes(manifest, deployment)
+    ranks = _num_ranks(manifest, deployment)
     return [
         *compare_files(folder, manifest, memory=memory),
         *_check_signature(folder, deployment),
         *check_evaluation(manifest),
         *_check_versions(manifest, machine),
-        *_check_gpus(manifest, machine, nodes),
+        *_check_gpus(manifest, deployment, machine, num_ranks=ranks, num_nodes=nodes),
         *_check_deployment(manifest, deployment),
         *_check_engine(folder, manifest, deployment),
         *_check_extra_arguments(manifest, deployment),
         *_check_tokenizer(folder, manifest, deployment),
-        *check_memory(manifest, deployment, machine, num_ranks_here=_ranks_here(manifest, nodes)),
+        *check_memory(manifest, deployment, machine, num_ranks_here=-(-ranks // nodes)),
     ]
 
 
@@ -77,8 +79,10 @@ def _num_nodes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int
     return -(-manifest.world_size // gpus_per_node) if gpus_per_node else 1
 
 
-def _ranks_here(manifest: ReleaseManifest, num_nodes: int) -> int:
-    return -(-manifest.world_size // num_nodes)
+def _num_ranks(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
+    """Return the number of ranks: of a checkpoint for vLLM, which ranks divide when they load it, the deployment's."""
+    engine = deployment.engine if deployment else None
+    return engine.world_size if isinstance(engine, VllmEngineSpec) else manifest.world_size
 
 
 def _check_signature(folder: Path, deployment: ReleaseSpec | None) -> list[Finding]:
@@ -103,18 +107,21 @@ def _numbers(version: str) -> tuple[str, ...]:
     return tuple(re.sub(r"(\.0)+$", "", public).split("."))
 
 
-def _check_gpus(manifest: ReleaseManifest, machine: Machine, num_nodes: int) -> list[Finding]:
-    if manifest.provider == "openvino":
+def _check_gpus(
+    manifest: ReleaseManifest, deployment: ReleaseSpec | None, machine: Machine, *, num_ranks: int, num_nodes: int
+) -> list[Finding]:
+    is_of_any_kind = manifest.provider == "vllm" and deployment is None  # on GPUs or not, a deployment says
+    if is_of_any_kind or is_on_host(manifest, deployment):
         return []
-    here = _ranks_here(manifest, num_nodes)
-    if manifest.world_size % num_nodes:
+    here = -(-num_ranks // num_nodes)
+    if num_ranks % num_nodes:
         next_step = "change the number of nodes, or engine.gpus_per_node"
-        return [_finding("world size", f"{num_nodes} nodes", f"a divisor of {manifest.world_size} ranks", next_step)]
+        return [_finding("world size", f"{num_nodes} nodes", f"a divisor of {num_ranks} ranks", next_step)]
     findings = []
     if len(machine.gpus) < here:
         why = f" ({machine.why_no_gpus})" if machine.why_no_gpus else ""
         next_step = "serve it on a machine with so many, or build the release for fewer ranks"
-        wanted = f"{here} for {manifest.world_size} ranks on {num_nodes} nodes" if num_nodes > 1 else here
+        wanted = f"{here} for {num_ranks} ranks on {num_nodes} nodes" if num_nodes > 1 else here
         findings.append(_finding("world size", f"{len(machine.gpus)} GPUs here{why}", wanted, next_step))
     others = [(n, gpu) for n, gpu in enumerate(machine.gpus[:here]) if manifest.sm not in (None, gpu.sm)]
     if others:

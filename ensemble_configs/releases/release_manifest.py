@@ -47,12 +47,13 @@ PROVENANCE_FILE = "provenance.json"
 SIGNATURE_FILE = "release.sig"
 _NOT_CONTENT = frozenset({MANIFEST_FILE, PROVENANCE_FILE, SIGNATURE_FILE, draft_of(Path(MANIFEST_FILE)).name})
 
-# What must be installed in the very version that a release was built with, the first at least being known. A compiled
+# What must be installed in the very version that a release was built with, the first, if any, being known. A compiled
 # engine loads in no other; with another, a release is not the one that was evaluated.
 BINDING_PACKAGES = {
     "tensorrt": ("tensorrt_llm", "tensorrt"),
     "pytorch": ("tensorrt_llm",),
     "openvino": ("openvino", "openvino_genai"),
+    "vllm": (),  # it is a checkpoint, which any vLLM with the format loads; `engine.vllm` pins one
 }
 
 _BUILD_AGAIN = "build the release again, or pull it again from where it is whole"
@@ -71,7 +72,7 @@ class ReleaseManifest(Spec):
     tokenizer_sha256: Sha256 = Field(description="of tokenizer/tokenizer.json")
     recipe_sha256: Sha256 = Field(description="of the recipe, by `hash_recipe`")
     recipe: dict[str, JsonValue]
-    provider: Literal["openvino", "tensorrt", "pytorch"]
+    provider: Literal["openvino", "tensorrt", "pytorch", "vllm"]
     versions: dict[PackageName, str] = Field(
         description="of the packages it was built with, by name with underscores: tensorrt_llm, tensorrt, openvino"
     )
@@ -104,8 +105,9 @@ class ReleaseManifest(Spec):
                 f"world_size ({self.world_size}) is not tp_size ({self.tp_size}) * pp_size ({self.pp_size}) * "
                 f"cp_size ({self.cp_size})"
             )
-        if BINDING_PACKAGES[self.provider][0] not in self.versions:
-            raise ValueError(f"versions does not name {BINDING_PACKAGES[self.provider][0]}")
+        for name in BINDING_PACKAGES[self.provider][:1]:
+            if name not in self.versions:
+                raise ValueError(f"versions does not name {name}")
         if self.recipe_sha256 != hash_recipe(self.recipe):
             raise ValueError(f"recipe_sha256 is not that of the recipe, {hash_recipe(self.recipe)}")
         return self
@@ -117,6 +119,7 @@ class ReleaseManifest(Spec):
             "tensorrt": ("config.json", *(f"rank{rank}.engine" for rank in range(self.world_size))),
             "pytorch": ("config.json",),
             "openvino": ("openvino_model.xml", "openvino_model.bin", "config.json"),
+            "vllm": ("config.json",),
         }[self.provider]
         draft = () if self.draft is None else (f"{self.draft.dir}/config.json",)
         return (*(f"engine/{name}" for name in engine), *draft, "tokenizer/tokenizer.json")
@@ -214,7 +217,7 @@ def _what_it_is(folder: Path) -> str:
         return (
             "has no release.json: it is a checkpoint, not a release; make one of it with `trireme build RECIPE "
             f"--checkpoint {folder} --out DIR` (docs/build.md), or serve it as it is with engine.dir, unverified, and "
-            "provider pytorch"
+            "provider pytorch or vllm"
         )
     return f"has no release.json: not a release, or one that was not finished; {_BUILD_AGAIN}"
 

@@ -10,6 +10,7 @@ from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.base import Boolean, Integer, Name, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.engine.kv_events_spec import NO_EVENTS, KvEventsSpec
+from ensemble_configs.spec.engine.prefill_servers_spec import PrefillServersSpec
 
 
 class TokenizerSpec(Spec):
@@ -151,6 +152,9 @@ class ReleaseSpec(Spec):
     kv_events: KvEventsSpec | None = Field(
         default=None, description="tell routers which KV blocks the engine holds; none: nobody is told"
     )
+    prefill_servers: PrefillServersSpec | None = Field(
+        default=None, description="other servers that compute long prompts for this one; none: all are computed here"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -180,6 +184,23 @@ class ReleaseSpec(Spec):
             raise ValueError(f"kv_events: {why}; leave it out, or serve with provider vllm, pytorch or tensorrt")
         if self.engine.provider != "simulated" and not getattr(self.engine, "is_block_reuse", True):
             raise ValueError("kv_events tell of blocks for reuse, and engine.is_block_reuse is false; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_takes_what_others_computed(self) -> "ReleaseSpec":
+        if self.prefill_servers is None:
+            return self
+        if not any(getattr(self.engine, name, None) for name in ("kv_transfer", "cache_transceiver")):
+            raise ValueError(
+                f"prefill_servers needs an engine that takes KV cache of others, and this one of provider "
+                f"{self.engine.provider} does not: name engine.kv_transfer (provider vllm) or engine.cache_transceiver "
+                "(providers tensorrt and pytorch), or leave prefill_servers out"
+            )
+        if getattr(getattr(self.engine, "kv_transfer", None), "role", None) == "prefill":
+            raise ValueError(
+                "prefill_servers is for the server that goes on with their prompts, and engine.kv_transfer.role is "
+                "prefill; set decode or both, or leave prefill_servers out"
+            )
         return self
 
     @property

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.spec.release_spec import ReleaseSpec
+from serving.disaggregation.prefill_servers import PrefillServers
+from serving.disaggregation.prefilled_engine import PrefilledEngine, refuse_handed_over
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
@@ -31,6 +33,7 @@ from serving.pipeline.running_request import Reply, ReplySink, RunningRequest
 from serving.pipeline.sequence_group import SequenceGroup
 from serving.process.left_streams import LEFT_STREAMS
 from serving.process.stub_warm_up import import_for_first_request
+from serving.requests.prompt_batch import Row
 from serving.requests.request_parameters import with_timeout
 from serving.requests.stream_state import StreamCheck, StreamContext
 from serving.telemetry.request_metrics import RequestMetrics
@@ -82,6 +85,11 @@ class GenerationService:
             self._take_chunk, delay_s=self._chunk_delay_s, is_direct=self._is_direct, flush=DIRECT_REPLIES.flush
         )
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
+        self._prefilled: PrefilledEngine | None = None
+        if release.prefill_servers is not None:
+            note = metrics.note_remote_prefill
+            servers = PrefillServers(release.prefill_servers, release=release.release, note=note)
+            self._prefilled = PrefilledEngine(self._engine, servers, self._fail_late)
         self._left = LeftClients(
             self._running_now, self._cancel, drop=self._engine.cancel, find_abandoned=find_abandoned
         )
@@ -115,6 +123,8 @@ class GenerationService:
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
+        if self._prefilled is not None:
+            refuse_handed_over(tensors)
         if self.info.is_admitting:
             tensors = with_timeout(tensors, origin.timeout_us)
         prompts = self._asked.prompts(tensors, is_context_only=is_context_only)
@@ -134,7 +144,7 @@ class GenerationService:
             for _, running in sequences:
                 running.observer.note_refusal()
             raise refusal
-        self._submit_all(sequences, group)
+        self._submit_all(sequences, group, tensors)
         if origin.stream_name in LEFT_STREAMS:
             self._left.cancel_departed()
 
@@ -172,10 +182,18 @@ class GenerationService:
         """Stop the engine; a request that still runs gets no further reply."""
         self._is_closed.set()
         self._end_listening()
+        if self._prefilled is not None:
+            self._prefilled.close()
         self._engine.close()
         self._workers.close()
 
-    def _submit_all(self, sequences: list[Generation], group: SequenceGroup | None) -> None:
+    def _submit_all(self, sequences: list[Generation], group: SequenceGroup | None, tensors: Row) -> None:
+        if group is None and self._prefilled is not None:
+            [(request, running)] = sequences
+            if self._prefilled.submit(request, tensors, request_id=running.request_id):
+                if running.is_ending:  # its end was asked for before the prefill
+                    self._prefilled.cancel(request.key)
+                return
         try:
             for request, running in sequences:
                 self._submit(request, running)
@@ -222,7 +240,8 @@ class GenerationService:
         for key, request in running:
             request.cancel_error = error
             request.is_ending = True
-            self._engine.cancel(key)
+            if self._prefilled is None or not self._prefilled.cancel(key):
+                self._engine.cancel(key)
 
     def _pop(self, key: int) -> RunningRequest | None:
         with self._lock:
@@ -273,7 +292,17 @@ class GenerationService:
                 self._left.orphan([chunk.key])
             self._replies.give_up(running)
 
+    def _fail_late(self, key: int, exc: Exception) -> None:
+        """End a request that cannot be handed to the engine behind its prefill; its caller has returned."""
+        running = self._pop(key)
+        if running is not None:  # else the engine's death has already been told to the sink
+            running.observer.note_refusal()
+            message = "a request could not be handed to the engine behind its prefill"
+            self._replies.fail_if_possible(running, error_for_client(exc, message, log=_log, facts=running.told))
+
     def _fail_all(self, error: Unavailable) -> None:
+        if self._prefilled is not None:
+            self._prefilled.forget_all()
         with self._lock:
             lost = list(self._running.values())
             self._running.clear()

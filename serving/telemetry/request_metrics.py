@@ -46,6 +46,15 @@ _LOOKUPS = {
     "trireme_prefix_cache_queries_total": "Prompt tokens of requests for which the engine reports cached tokens",
     "trireme_cached_prompt_tokens_total": "Prompt tokens that were in the KV cache and needed no prefill",
 }
+_PREFILLS = ("trireme_remote_prefills_total", "Long prompts by what came of asking `prefill_servers` for them")
+PREFILL_OUTCOMES = (
+    "computed",
+    "busy",
+    "refused",
+    "failed",
+    "ended",
+    "cancelled",
+)  # all but the first: the engine here does it
 # Upstream's counter of requests whose prefill another engine did; it has had these since TensorRT-LLM 0.15.
 _TRANSFER_FAMILY = "nv_trt_llm_disaggregated_serving_metrics"
 _TRANSFERS = ("kv_cache_transfer_ms", "request_count")
@@ -72,6 +81,8 @@ class RequestMetrics:
         counters = {name: kind(name, text, kind.COUNTER) for name, text in _COUNTERS.items()}
         self._kind, self._labels = kind, labels
         self._lookups: dict[str, Any] = {}  # by name, once there is something to count
+        self._prefills: deque[str] = deque()
+        self._prefill_counters: dict[str, Any] = {}  # by outcome, once there is any
         self._looked_up: deque[tuple[int, int]] = deque()  # tokens of a prompt, and how many were cached
         ends = kind("trireme_requests_total", "Requests that ended, by how", kind.COUNTER)
         transfers = kind(_TRANSFER_FAMILY, "Prefills that came from another engine", kind.COUNTER)
@@ -102,6 +113,10 @@ class RequestMetrics:
     def note_refusal(self) -> None:
         """Count a sequence that never reached the engine, as an error."""
         self._count_end(_ERROR)  # as any, or an outage would be over as soon as nothing ran any more
+
+    def note_remote_prefill(self, outcome: str) -> None:
+        """Count a prompt that was long enough for a prefill server, by one of `PREFILL_OUTCOMES`."""
+        self._prefills.append(outcome)
 
     def note_end(self, chunk: TokenChunk, life: SequenceLife) -> None:
         """Observe and count a sequence that has had its last chunk."""
@@ -157,6 +172,17 @@ class RequestMetrics:
         for counter, total in totals.items():
             counter.increment(total)
         self._flush_lookups()
+        while self._prefills:
+            self._count_prefill(self._prefills.popleft())
+
+    def _count_prefill(self, outcome: str) -> None:
+        if not self._prefill_counters:
+            family = self._kind(*_PREFILLS, self._kind.COUNTER)
+            self._families += (family,)
+            self._prefill_counters = {
+                one: family.Metric(labels=self._labels | {"outcome": one}) for one in PREFILL_OUTCOMES
+            }
+        self._prefill_counters[outcome].increment(1)
 
     def _flush_lookups(self) -> None:
         totals = [0, 0]

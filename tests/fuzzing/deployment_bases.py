@@ -265,6 +265,22 @@ BASES: dict[str, Data] = {
             "speculation": {"method": "ngram", "max_draft_len": 4},
         },
     },
+    "decode": {
+        "name": "decode",
+        "endpoints": ["ensemble"],
+        "tokenizer": _TOKENIZER,
+        "engine": {
+            "provider": "vllm",
+            "dir": "/engine",
+            "kv_transfer": {"role": "decode", "host": "decode-0", "port": 5600, "lease_s": 20},
+        },
+        "prefill_servers": {
+            "urls": ["grpcs://prefill-0:8001", "grpcs://prefill-1:8001"],
+            "min_prompt_tokens": 100,
+            "cert_file": "/cert",
+            "key_file": "/key",
+        },
+    },
     "lookahead": _gpu(
         "lookahead",
         "tensorrt",

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.spec.base import Boolean, Number, Positive, PositiveSize
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
+from ensemble_configs.spec.engine.kv_transfer_spec import KvTransferSpec
 from ensemble_configs.spec.engine.lora_spec import LoraSpec
 from ensemble_configs.spec.engine.provider_spec import BATCH_WAIT, ProviderSpec
 from ensemble_configs.spec.engine.speculation_specs import (
@@ -68,6 +69,9 @@ class VllmEngineSpec(ProviderSpec):
     )
     lora: LoraSpec | None = None
     speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None
+    kv_transfer: KvTransferSpec | None = Field(
+        default=None, description="none: the engine hands no KV cache over and takes none"
+    )
     batch_wait_ms: Number = Field(default=1.0, ge=0, le=100, description=BATCH_WAIT)
 
     @model_validator(mode="after")
@@ -76,6 +80,15 @@ class VllmEngineSpec(ProviderSpec):
             raise ValueError(
                 "lora does not go with speculation.method: eagle3, for vLLM 0.32 ends when it drafts beside adapters; "
                 "leave one out, or draft by ngram or draft_target"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _transfers_were_tried_without(self) -> "VllmEngineSpec":
+        if self.kv_transfer is not None and self.speculation is not None:
+            raise ValueError(
+                "kv_transfer beside speculation has not been tried: what the drafts' own layers hold would have to "
+                "travel; leave one out"
             )
         return self
 

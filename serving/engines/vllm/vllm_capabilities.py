@@ -31,10 +31,15 @@ _NO_DRAFTS = Condition(
     lambda spec: spec.speculation is None,
     "vLLM verifies the drafts of engine.speculation by logits without it; leave it out",
 )
+_TRANSFER = Condition(
+    "with `engine.kv_transfer`",
+    lambda spec: spec.kv_transfer is not None,
+    "the deployment has no engine.kv_transfer; leave it out, or name that",
+)
 # Of a request, not of the deployment: `vllm_drafting.refuse_undraftable`.
 _GREEDY_ON_CPUS = Condition("with `engine.speculation` on a CPU in greedy requests alone", lambda _: True, "")
 CAPABILITIES = Capabilities(
-    supported=frozenset({row.field for row in ROWS} | MADE | ADAPTERS),
+    supported=frozenset({row.field for row in ROWS} | MADE | ADAPTERS).union(DISAGGREGATION_FIELDS),
     why_not=dict.fromkeys(("top_p_min", "top_p_decay", "top_p_reset_id"), _NO_DECAY)
     | dict.fromkeys(
         ("return_context_logits", "return_generation_logits"),
@@ -51,7 +56,6 @@ CAPABILITIES = Capabilities(
     | dict.fromkeys(PROMPT_TABLE_FIELDS, "vLLM takes no table of virtual tokens; leave it out")
     | dict.fromkeys(ENCODER_DECODER_FIELDS, "this provider serves decoders only; leave it out")
     | dict.fromkeys(MROPE_FIELDS, "vLLM computes rotary positions itself; leave it out")
-    | dict.fromkeys(DISAGGREGATION_FIELDS, "this provider hands no KV cache over; send the request to one server")
     | dict.fromkeys(RETENTION_FIELDS, "vLLM keeps blocks of all requests alike (prefix caching); leave it out")
     | dict.fromkeys(
         ("lora_weights", "lora_config"),
@@ -60,5 +64,6 @@ CAPABILITIES = Capabilities(
     | dict.fromkeys(KV_BLOCK_OUTPUTS, "vLLM tells cached tokens, and no blocks of a request"),
     conditions=dict.fromkeys(("guide_type", "guide"), _GUIDES)
     | dict.fromkeys(("lora_task_id", "lora_name"), _LORA)
+    | dict.fromkeys(DISAGGREGATION_FIELDS, _TRANSFER)
     | {"embedding_bias": _NO_DRAFTS, "top_k": _GREEDY_ON_CPUS, "top_p": _GREEDY_ON_CPUS},
 )

@@ -14,6 +14,7 @@ from serving.engines.seam.base import (
     Engine,
     EngineInfo,
     EngineStats,
+    ExtraOutputs,
     FinishReason,
     GenerationRequest,
     PerfMetrics,
@@ -31,6 +32,14 @@ from serving.engines.vllm.vllm_drafting import check_draft_model, draft_counts, 
 from serving.engines.vllm.vllm_kv_events import VllmKvEvents
 from serving.engines.vllm.vllm_lora import VllmAdapters, adapter_of
 from serving.engines.vllm.vllm_sampling import sampling_params
+from serving.engines.vllm.vllm_transfer import (
+    POLL_S,
+    cached_tokens,
+    extra_arguments,
+    pack,
+    prefill_params,
+    transfer_arguments,
+)
 from serving.engines.vllm.vllm_upstream import Output, Request, Upstream, one_line
 from trireme.base.errors import RequestError, ServerError, SpecError
 
@@ -41,7 +50,7 @@ _FINISH_REASONS = {vllm_upstream.STOP: FinishReason.STOP, vllm_upstream.LENGTH: 
 class _Running:
     """A request in the core."""
 
-    key: int
+    given: GenerationRequest
     request: Request
     times: RequestTimes = field(default_factory=RequestTimes)
     num_cached_tokens: int | None = None
@@ -81,7 +90,7 @@ class VllmEngine(Engine):
         check_max_seq_len(spec, model)
         check_draft_model(spec, model)
         _check_device(spec, upstream)
-        arguments = engine_arguments(spec)
+        arguments = engine_arguments(spec) | transfer_arguments(spec, upstream)
         if tells_kv_events:
             arguments["kv_events_config"] = upstream.make_kv_events_config()
         self._spec = spec
@@ -127,12 +136,18 @@ class VllmEngine(Engine):
         refuse_unservable(request, self.info)
         refuse_undraftable(request.sampling, self._spec)
         self._adapters.look()
-        params = sampling_params(request.sampling, self.info, self._upstream)
-        held = _Held(request, params, self._adapters.find(request.sampling), RequestTimes())
+        held = _Held(request, self._params(request), self._adapters.find(request.sampling), RequestTimes())
         if self._adapters.has_room(held.adapter):
             self._begin(held)
         else:
             self._held[request.key] = held
+
+    def _params(self, request: GenerationRequest) -> object:
+        if request.sampling.is_context_only:
+            return prefill_params(self._upstream)
+        is_handed_over = request.sampling.context_phase_params is not None
+        extra = extra_arguments(request) if is_handed_over else None
+        return sampling_params(request.sampling, self.info, self._upstream, extra)
 
     def _begin(self, held: _Held) -> None:
         request, name = held.request, str(held.request.key)
@@ -151,7 +166,7 @@ class VllmEngine(Engine):
             )
         )
         self._core.add_request(made, wave)
-        self._running[name] = _Running(request.key, made, held.times)
+        self._running[name] = _Running(request, made, held.times)
 
     def _begin_held(self) -> list[TokenChunk]:
         """Begin what waits for room for its adapter, and return the ends of those whose adapter cannot be loaded."""
@@ -184,6 +199,8 @@ class VllmEngine(Engine):
             return failed
         outputs, is_executed = self._core.step_fn()
         self._core.post_step(is_executed)
+        if not is_executed and self._scheduler.has_requests():
+            time.sleep(POLL_S)
         self._num_steps += 1
         if not outputs:
             return failed
@@ -199,12 +216,15 @@ class VllmEngine(Engine):
             return None
         if output.new_token_ids:
             running.times.note_token()
-        chunk = TokenChunk(running.key, output.new_token_ids)
+        chunk = TokenChunk(running.given.key, output.new_token_ids)
         if output.new_logprobs is not None:
             chunk.log_probs = [float(row[0]) for row in output.new_logprobs.logprobs]
         if reason is not None:
             del self._running[output.request_id]
-            self._adapters.give_back(running.key)
+            self._adapters.give_back(running.given.key)
+            if output.kv_transfer_params is not None:
+                packed = pack(running.given, output.kv_transfer_params)
+                chunk.extras = ExtraOutputs(context_phase_params=packed)
             chunk.perf = running.perf()
             chunk.finish_reason = _FINISH_REASONS.get(reason)
             if chunk.finish_reason is None:
@@ -221,7 +241,7 @@ class VllmEngine(Engine):
             elif event.type == vllm_upstream.PREEMPTED:
                 self._num_preemptions += 1
         if output.prefill_stats is not None and running.num_cached_tokens is None:
-            running.num_cached_tokens = output.prefill_stats.num_cached_tokens
+            running.num_cached_tokens = cached_tokens(output.prefill_stats, running.request.kv_transfer_params)
 
     def take_kv_events(self) -> list[KvEvent]:
         """Return what the steps since the last call did; a cancel frees blocks, and each of them is held until used."""

@@ -48,13 +48,22 @@ _GUIDE_ARGUMENTS = {  # of StructuredOutputsParams, by the contract's guide type
 }
 
 
-def sampling_params(sampling: SamplingParams, info: EngineInfo, upstream: Upstream) -> Any:
+def sampling_params(
+    sampling: SamplingParams, info: EngineInfo, upstream: Upstream, extra_args: dict[str, Any] | None = None
+) -> Any:
     """Return vLLM's sampling parameters for a request.
+
+    Args:
+        sampling: the request's.
+        info: of the engine.
+        upstream: the installed vLLM.
+        extra_args: arguments beside sampling, which vLLM takes among its sampling parameters.
 
     Raises:
         RequestError: a value that vLLM does not take, or a guide that does not compile.
     """
-    params = _checked(upstream, lambda: upstream.make_sampling_params(**_arguments(sampling, info)))
+    arguments = _arguments(sampling, info) | ({} if extra_args is None else {"extra_args": extra_args})
+    params = _checked(upstream, lambda: upstream.make_sampling_params(**arguments))
     if not sampling.is_greedy and sampling.temperature > MAX_TEMPERATURE:
         params.temperature = sampling.temperature  # one below 0.01 stays as vLLM raises it, or numbers overflow
     if sampling.bad_words:

@@ -14,6 +14,7 @@ import msgspec
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.seam.engine_start import EngineStart
 from serving.engines.vllm.vllm_environment import interpreter_of
+from serving.engines.vllm.vllm_transfer import transfer_settings
 from serving.process.code_links import code_links
 
 # vLLM spawns its workers by Python's multiprocessing.
@@ -45,7 +46,7 @@ def plan_vllm_start(spec: VllmEngineSpec, environ: Mapping[str, str], run_dir: P
     """
     is_parallel = spec.world_size > 1
     start = EngineStart(
-        environment=_SETTINGS | (_threads(spec) if spec.is_on_cpu else {}),
+        environment=_SETTINGS | (_threads(spec) if spec.is_on_cpu else {}) | transfer_settings(spec.kv_transfer),
         is_guarded=is_parallel,
         rank_words=_RANK_WORDS if is_parallel else (),
         close_timeout_s=spec.close_timeout_s if is_parallel else None,

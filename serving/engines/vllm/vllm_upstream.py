@@ -5,6 +5,7 @@ Source: vllm 0.32.0, `vllm/v1/engine/__init__.py`, `core.py`, `core_client.py`, 
 """
 
 import contextlib
+import functools
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ class PrefillStats(Protocol):
     """The interface of PrefillStats, with a request's first output."""
 
     num_cached_tokens: int
+    num_local_cached_tokens: int
+    num_external_cached_tokens: int  # from another engine
 
 
 class LogProbs(Protocol):
@@ -51,6 +54,7 @@ class Output(Protocol):
     finish_reason: int | None
     events: list[Event] | None
     prefill_stats: PrefillStats | None
+    kv_transfer_params: dict[str, Any] | None  # with the last, of a request whose blocks wait for another engine
 
 
 class SpecDecodeMetrics(Protocol):
@@ -64,6 +68,7 @@ class Request(Protocol):
     """The interface of the scheduler's request."""
 
     request_id: str
+    kv_transfer_params: Mapping[str, Any] | None
     num_preemptions: int
     spec_decode_metrics: SpecDecodeMetrics | None  # None: without speculative decoding
 
@@ -171,6 +176,8 @@ class Upstream:
     make_structured_outputs: Callable[..., Any]
     make_request: Callable[..., object]
     make_lora_request: Callable[..., object]
+    make_kv_transfer_config: Callable[..., object]
+    transfer_in_steps: Callable[[], None]
     check_guide: Callable[[Any], None]  # of sampling parameters
     make_kv_events_config: Callable[[], object]  # with which the scheduler has a KvEventQueue
     request_errors: tuple[type[Exception], ...]  # raised for what a request asks
@@ -228,10 +235,23 @@ def load_upstream() -> Upstream:
         make_structured_outputs=sampling.StructuredOutputsParams,
         make_request=engine.EngineCoreRequest,
         make_lora_request=importlib.import_module("vllm.lora.request").LoRARequest,
+        make_kv_transfer_config=importlib.import_module("vllm.config").KVTransferConfig,
+        transfer_in_steps=transfer_in_steps,
         request_errors=(TypeError, ValueError, importlib.import_module("vllm.exceptions").VLLMClientError),
         check_guide=importlib.import_module("vllm.v1.structured_output.backend_xgrammar").validate_xgrammar_grammar,
         make_kv_events_config=_make_kv_events_config,
     )
+
+
+def transfer_in_steps() -> None:
+    """Have the connector move blocks in the engine's steps, and not in a thread that polls without a pause.
+
+    NIXL's thread takes a whole core of the host, idle or not (`pthrDelay = 0` in `nixl_agent` of nixl 1.5.1), which an
+    engine on the host needs for itself. An engine with blocks to move has steps. vLLM has no setting for the thread.
+    """
+    worker: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker")
+    if worker.nixl_agent_config is not None:  # None: there is no nixl, as vLLM says when it makes the connector
+        worker.nixl_agent_config = functools.partial(worker.nixl_agent_config, enable_prog_thread=False)
 
 
 def _make_core(engine_args: Any) -> Core:

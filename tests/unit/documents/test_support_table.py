@@ -51,6 +51,16 @@ def test_a_committed_proof_takes_the_place_of_not_yet(tmp_path: Path) -> None:
     assert rows["1.2.0"].endswith("| none yet |")
 
 
+def test_a_proof_of_vllm_is_one_of_vllm(tmp_path: Path) -> None:
+    proof = proof_of("h100")
+    proof.engine = "vllm"
+    proof.machine.versions["vllm"] = "0.32.0"
+    assert write_proof(proof, tmp_path).name == "h100_vllm_2026-12-01.json"
+    assert gpu_sentence(load_proofs(tmp_path)).startswith("run on h100 with vLLM 0.32.0, 2026-12-01;")
+    rows = {line.split(" | ")[1]: line for line in render_tables([proof]).splitlines() if " | " in line}
+    assert rows["1.2.1"].endswith("| none yet |")
+
+
 def test_what_was_read_of_each_version_is_said_and_who_serves_it() -> None:
     tables = render_tables([])
     assert "| arguments of `LLM` | listing | source |" in tables

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The five examples of the chart: what it makes of them, and what a scanner says of that."""
+"""The six examples of the chart: what it makes of them, and what a scanner says of that."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from chart_here import (
     EXAMPLES,
     GOLDEN,
+    ROOT,
     Documents,
     example_values,
     golden_text,
@@ -22,13 +24,14 @@ from chart_here import (
 pytestmark = [pytest.mark.slow, needs_chart]
 
 
-def test_there_are_five() -> None:
+def test_there_are_six() -> None:
     assert EXAMPLES == (
         "chat_and_code",
         "demo_cpu",
         "llama_405b_fp8_tp8_pp2",
         "llama_70b_int4_awq_tp4",
         "llama_8b_fp8",
+        "llama_8b_vllm",
     )
 
 
@@ -36,6 +39,21 @@ def test_there_are_five() -> None:
 def test_an_example_makes_what_it_made_before(name: str) -> None:
     """Meant to be different? `make golden`, and read the difference."""
     assert golden_text(name) == (GOLDEN / f"{name}.yaml").read_text()
+
+
+def test_a_server_of_vllm_has_its_gpu_the_memory_of_its_ranks_and_writes_below_tmp_alone() -> None:
+    [deployment] = of_kind(render(example_values("llama_8b_vllm")), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["image"].startswith("registry.example.com/trireme-vllm@")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    memory = [volume["emptyDir"]["sizeLimit"] for volume in volumes.values() if "Memory" in str(volume)]
+    assert memory == ["10Gi"]
+    image = (ROOT / "Dockerfile.vllm").read_text()
+    written = re.findall(r"([A-Z_]+)=(/\S+)", image[image.index("ENV HOME") : image.index("# Bytecode")])
+    assert {name for name, place in written if place.startswith("/tmp")} >= {"HOME", "VLLM_CACHE_ROOT", "HF_HOME"}
+    assert any(mount["mountPath"] == "/tmp" for mount in container["volumeMounts"])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that are found in the Dockerfile; `test_pod_of_chart.py` tries if what it copies is enough."""
+"""Faults that are found in the Dockerfiles; `test_pod_of_chart.py` tries if what the first copies is enough."""
 
 import json
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 from chart_here import PYTHON, ROOT, needs_chart
 
+from serving.engines.vllm.vllm_upstream import KNOWN_VERSIONS
+
 pytestmark = [pytest.mark.slow, needs_chart]
 DOCKERFILE = ROOT / "Dockerfile"
+FOR_VLLM = ROOT / "Dockerfile.vllm"
 
 
 def hadolint(path: Path) -> list[str]:
@@ -36,7 +40,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def checked(broken: dict[str, Path]) -> dict[Path, Counter[str]]:
     """Return how many checks of checkov ended how, by file; all files in one process, which takes seconds to begin."""
-    files = [DOCKERFILE, *broken.values()]
+    files = [DOCKERFILE, FOR_VLLM, *broken.values()]
     options = ["--framework", "dockerfile", "--skip-download", "-o", "json"]
     command = [str(PYTHON.parent / "checkov"), "-f", *map(str, files), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -48,12 +52,14 @@ def checked(broken: dict[str, Path]) -> dict[Path, Counter[str]]:
     }
 
 
-def test_hadolint_finds_nothing() -> None:
-    assert hadolint(DOCKERFILE) == []
+@pytest.mark.parametrize("file", [DOCKERFILE, FOR_VLLM], ids=lambda file: str(file.name))
+def test_hadolint_finds_nothing(file: Path) -> None:
+    assert hadolint(file) == []
 
 
-def test_checkov_finds_nothing_but_what_is_explained_beside_it(checked: dict[Path, Counter[str]]) -> None:
-    found = checked[DOCKERFILE]
+@pytest.mark.parametrize("file", [DOCKERFILE, FOR_VLLM], ids=lambda file: str(file.name))
+def test_checkov_finds_nothing_but_what_is_explained_beside_it(file: Path, checked: dict[Path, Counter[str]]) -> None:
+    found = checked[file]
     assert (found["failed"], found["skipped"]) == (0, 1)
     assert found["passed"] > 50
 
@@ -67,7 +73,24 @@ def test_they_would_find_something(broken: dict[str, Path], checked: dict[Path, 
 def test_the_user_is_the_charts() -> None:
     values = (ROOT / "helm/trireme/values.yaml").read_text()
     assert "user: 10001\n  group: 10001\n" in values
-    assert "--uid 10001 --gid 10001" in DOCKERFILE.read_text()
+    for file in (DOCKERFILE, FOR_VLLM):
+        assert "--uid 10001 --gid 10001" in file.read_text()
+
+
+def test_the_image_for_vllm_has_a_vllm_that_is_served() -> None:
+    lock = (ROOT / "requirements/vllm-gpu.txt").read_text()
+    (version,) = re.findall(r"^vllm==(\S+)", lock, re.MULTILINE)
+    assert version.startswith(f"{KNOWN_VERSIONS[-1]}.")
+    assert "--require-hashes" in FOR_VLLM.read_text()
+
+
+def test_what_the_image_for_vllm_copies_is_there() -> None:
+    sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    for line in re.findall(r"^COPY (.*)$", FOR_VLLM.read_text(), re.MULTILINE):
+        *sources, _ = line.split()
+        for source in sources:
+            found = [path.relative_to(ROOT) for path in ROOT.glob(source)] if source != "." else []
+            assert source == "." or any(sent & {str(path), path.parts[0]} for path in found), line
 
 
 def test_the_project_goes_into_the_bases_own_environment() -> None:

@@ -190,6 +190,18 @@ def test_where_nothing_is_missing_nothing_is_installed_and_all_of_it_is_said(bas
     assert [path.index(place) for place in order] == sorted(path.index(place) for place in order)
 
 
+def test_for_vllm_the_python_needs_no_engine_and_nothing_is_put_in_front(base: Path, tmp_path: Path) -> None:
+    for name in ("tensorrt_llm", "openai"):
+        for path in site_of(base).glob(f"{name}-*"):
+            path.rename(tmp_path / path.name)
+    done = run(base, tmp_path, "--for", "vllm")
+    assert done.returncode == 0, done.stderr
+    assert "installing 0 in front of them: none" in done.stdout
+    record = json.loads((tmp_path / "env/installed.json").read_text())
+    assert "tensorrt_llm" not in record
+    assert record["kept"].keys() >= {"msgspec", "numpy", "pydantic"}
+
+
 def test_it_can_be_run_again(base: Path, tmp_path: Path) -> None:
     assert run(base, tmp_path).returncode == 0
     again = run(base, tmp_path)

@@ -47,6 +47,7 @@ _OF: dict[str, dict[str, object]] = {
         "kv_cache_bytes": 2**26,
         "is_compiled": False,
         "num_threads": 1,
+        "kv_transfer": {"host": "127.0.0.1", "lease_s": 5},
     },
     "pytorch": _BOTH_TRTLLM | {"sampler": "trtllm", "is_overlap_scheduler": False},
 }

@@ -18,7 +18,7 @@ from demo_release import DEMO_MODEL
 
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.openvino.openvino_build import check, plan
-from build_engines.openvino.openvino_environment import BUILD_PYTHON
+from build_engines.openvino.openvino_environment import BUILD_PYTHON, ENVIRONMENT
 from build_engines.openvino.openvino_formats import linear_bytes, openvino_bytes
 from build_engines.recipes.recipe import OpenVinoRecipe, load_recipe
 from build_engines.stages.build_job import BuildJob, BuildPlan
@@ -129,7 +129,8 @@ def test_what_stands_in_the_way_is_all_told(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_nncf_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("build_engines.openvino.openvino_environment.BUILD_PYTHON", tmp_path / "python")
+    nowhere = dataclasses.replace(ENVIRONMENT, python=tmp_path / "python")
+    monkeypatch.setattr("build_engines.openvino.openvino_checks.ENVIRONMENT", nowhere)
     wanted = BuildJob(load_recipe("demo-fp16"), CheckpointFiles(TARGET), Machine(free_host_bytes=1))
     (line,) = problems(wanted)
     assert line.endswith("python3 scripts/bootstrap.py --only build-cpu")

@@ -13,7 +13,7 @@ from test_trtllm_commands import model_of
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpus
 from build_engines.checkpoint.known_models import known_models
-from build_engines.recipes.recipe import OpenVinoRecipe, load_recipe, recipe_names
+from build_engines.recipes.recipe import OpenVinoRecipe, VllmRecipe, load_recipe, recipe_names
 from build_engines.recipes.recipe_checks import check_recipe
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
@@ -62,7 +62,7 @@ def test_there_are_as_many_as_were_seen() -> None:
 
 def check(path: Path, model: str | None) -> None:
     recipe = load_recipe(path)
-    gpu = None if isinstance(recipe, OpenVinoRecipe) else gpus()[recipe.gpu]
+    gpu = None if isinstance(recipe, OpenVinoRecipe | VllmRecipe) else gpus()[recipe.gpu]
     config = yaml.safe_load((CODE_ROOT / "examples/demo_model/target/config.json").read_text())
     shape = read_model_shape(config if model is None else known_models()[model].config)
     assert check_recipe(recipe, shape, gpu, {"tensorrt_llm": "1.2.1"}) == []

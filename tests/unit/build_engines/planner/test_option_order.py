@@ -8,13 +8,13 @@ import pytest
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.quantized_checkpoint import Quantized
 from build_engines.planner.estimators.estimator import Load, Roofline
 from build_engines.planner.option import Option, Plan
 from build_engines.planner.option_order import loss_of, ordered, why_not_first
 from build_engines.planner.question import Question, Targets
 from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines, Wanted
-from build_engines.planner.roofline.quantized_checkpoint import Quantized
 from build_engines.planner.roofline.steady_state import Workload
 
 pytestmark = pytest.mark.slow

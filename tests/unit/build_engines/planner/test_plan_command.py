@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from build_engines.checkpoint.known_models import known_models
-from build_engines.planner.roofline.quantized_checkpoint import quantized_as
+from build_engines.checkpoint.quantized_checkpoint import quantized_as
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.quantized_checkpoint import Quantized
 from build_engines.planner.estimators.estimator import Roofline
 from build_engines.planner.option import Plan
 from build_engines.planner.pareto import Front, Point, fronts, not_beaten
@@ -18,7 +19,6 @@ from build_engines.planner.plot_labels import Label, place_labels
 from build_engines.planner.question import Question
 from build_engines.planner.ranking import make_plan
 from build_engines.planner.roofline.candidates import Machines
-from build_engines.planner.roofline.quantized_checkpoint import Quantized
 from build_engines.planner.roofline.steady_state import Estimate, Workload
 
 pytestmark = pytest.mark.slow

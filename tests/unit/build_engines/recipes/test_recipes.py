@@ -15,6 +15,7 @@ from build_engines.recipes.recipe import (
     OpenVinoRecipe,
     PyTorchRecipe,
     TensorRtRecipe,
+    VllmRecipe,
     hash_recipe,
     load_recipe,
     recipe_document,
@@ -35,13 +36,13 @@ def write(folder: Path, **values: object) -> Path:
 def test_every_recipe_of_ours_is_read_and_named_like_its_file(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
-    if not isinstance(recipe, OpenVinoRecipe):
+    if not isinstance(recipe, OpenVinoRecipe | VllmRecipe):
         assert recipe.gpu in gpus()
 
 
 def test_there_is_a_recipe_for_each_back_end_and_nearly_each_format() -> None:
     recipes = [load_recipe(name) for name in recipe_names()]
-    assert {recipe.backend for recipe in recipes} == {"tensorrt", "pytorch", "openvino"}
+    assert {recipe.backend for recipe in recipes} == {"tensorrt", "pytorch", "openvino", "vllm"}
     formats = {recipe.format for recipe in recipes}
     assert formats >= set(WEIGHT_FORMATS) - {"fp16"} | {"fp16", "int8", "int4"}
 
@@ -49,7 +50,7 @@ def test_there_is_a_recipe_for_each_back_end_and_nearly_each_format() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"backend": "onnx"}, "backend must be one of tensorrt, pytorch, openvino; got 'onnx'"),
+        ({"backend": "onnx"}, "backend must be one of tensorrt, pytorch, openvino, vllm; got 'onnx'"),
         ({"format": "fp7"}, "format:"),
         ({"tp": 2}, "tp: extra inputs are not permitted (got 2); allowed here: backend, builder, calibration, "),
         ({"tp_sizes": 2}, "tp_sizes: extra inputs are not permitted (got 2); did you mean tp_size?"),

@@ -133,6 +133,17 @@ def test_lookups_in_the_kv_cache_are_not_there_before_an_engine_tells_them(
     assert [found[name] for name in sorted(lookups)] == [5, 14], "of the two requests that told"
 
 
+def test_prompts_that_are_asked_of_other_servers_are_counted_by_what_came_of_them(metrics: RequestMetrics) -> None:
+    before = {family.name for family in metrics._families}
+    for outcome in ("computed", "failed", "computed"):
+        metrics.note_remote_prefill(outcome)
+    metrics.flush()
+    [family] = [one for one in metrics._families if one.name not in before]
+    assert family.name == "trireme_remote_prefills_total"
+    found = {metric.labels["outcome"]: metric.value() for metric in family.metrics}
+    assert found == {"computed": 2, "busy": 0, "refused": 0, "failed": 1, "ended": 0, "cancelled": 0}
+
+
 def test_tokens_that_an_engine_tells_count_before_its_blocks() -> None:
     assert perf_with(num_cached_tokens=21, kv_cache_reused_blocks=2).cached_tokens(16) == 21
     assert perf_with(kv_cache_reused_blocks=2).cached_tokens(16) == 32

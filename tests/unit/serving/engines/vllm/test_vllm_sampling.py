@@ -32,7 +32,8 @@ def made(**arguments: Any) -> SimpleNamespace:
 UPSTREAM = Upstream(
     version="0.32.0", device="cpu", make_engine_args=made, make_core=made, make_sampling_params=made,  # type: ignore[arg-type]
     make_structured_outputs=lambda **of: made(**{"grammar": None, "json": None, "json_object": None} | of),
-    make_request=made, make_lora_request=made, request_errors=(TypeError, ValueError), check_guide=refuse,
+    make_request=made, make_lora_request=made, make_kv_transfer_config=made, request_errors=(TypeError, ValueError),
+    check_guide=refuse, transfer_in_steps=lambda: None,
     make_kv_events_config=made,
 )  # fmt: skip
 

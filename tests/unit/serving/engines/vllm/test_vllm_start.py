@@ -2,6 +2,7 @@
 """Tests of where vLLM runs: its environment, what its process sees of Trireme, and the versions that are taken."""
 
 import logging
+import socket
 import subprocess
 import sys
 import venv
@@ -92,6 +93,20 @@ def test_an_environment_is_looked_at_before_a_start(tmp_path: Path) -> None:
         check_installed(spec(venv_dir=environment(tmp_path / "empty", has_vllm=False)))
     with pytest.raises(SpecError, match=r"vllm is not installed beside the server; set engine\.venv_dir"):
         check_installed(spec())
+    with pytest.raises(SpecError, match=r"engine.kv_transfer moves blocks by nixl, and .*good does not hold it"):
+        check_installed(spec(venv_dir=tmp_path / "good", kv_transfer={"host": "127.0.0.1"}))
+
+
+def test_engines_that_hand_kv_cache_over_have_an_address_of_their_own(tmp_path: Path) -> None:
+    def settings(**transfer: object) -> tuple[str, int]:
+        found = plan_vllm_start(spec(kv_transfer=transfer), {}, tmp_path).environment
+        return found["VLLM_NIXL_SIDE_CHANNEL_HOST"], int(found["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+
+    assert settings(host="10.0.0.7", port=5600) == ("10.0.0.7", 5600)
+    host, port = settings()
+    assert host == socket.gethostbyname(socket.gethostname())
+    assert port > 1024
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" not in plan_vllm_start(spec(), {}, tmp_path).environment
 
 
 def test_versions_are_taken_refused_or_warned_of(caplog: pytest.LogCaptureFixture) -> None:
