@@ -35,7 +35,6 @@ from trireme.base.unix_socket import UnixListener
 _log = logging.getLogger("trireme.frontend")
 
 _RETRY_S = 5.0
-_REST_EVENTS = 256  # of a snapshot, before others have their turn in the loop
 
 
 class ToldEngine:
@@ -67,10 +66,14 @@ class ToldEngine:
                     self.prefixes.clear()
                     self.ends.clear()
 
-    def snapshot(self) -> list[ToldEvent]:
-        """Return the events that tell all it holds to somebody who knows nothing of it."""
+    def snapshot(self, *, has_blocks: bool = True) -> list[ToldEvent]:
+        """Return the events that tell all it holds to somebody who knows nothing of it.
+
+        Args:
+            has_blocks: with the blocks, of which there may be many; not the beginnings of prompts alone.
+        """
         places = [PrefixesStored(list(self.prefixes), list(self.ends))] if self.prefixes else []
-        return [AllBlocksCleared(), *self.blocks.events(), *places]
+        return [AllBlocksCleared(), *(self.blocks.events() if has_blocks else ()), *places]
 
 
 class Subscriber(Protocol):
@@ -140,8 +143,7 @@ class EventHub:
                     engine = self._welcome(message)
                 elif engine is not None and self.engines.get(engine.source.engine) is engine:
                     self._tell(engine, message)
-                    if len(message.events) > _REST_EVENTS:
-                        await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # others have their turn in the loop, too
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass  # the engine has ended, or the server does
         except (msgspec.DecodeError, ValueError) as exc:

@@ -28,7 +28,7 @@ _log = logging.getLogger("trireme.engine")
 _RETRY_S = 0.25
 _SEND_S = 2.0  # a publisher that reads nothing for so long is given up, and told all when it reads again
 _ENDS_S = 2.0
-_SNAPSHOT_EVENTS = 64  # of one message; between two the engine's thread can run
+_SNAPSHOT_EVENTS = 8  # runs of blocks in one message; between two the engine's thread can run, and the publisher's loop
 
 
 class StepNews(msgspec.Struct, frozen=True):

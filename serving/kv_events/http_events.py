@@ -51,6 +51,8 @@ class EventsOverHttp:
             while True:
                 async with asyncio.timeout(_WRITE_S):
                     await answer.write(await stream.next())
+        except ConnectionError:  # it has gone
+            return answer
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -85,7 +87,10 @@ class _Stream:
         while True:
             if self._is_behind:
                 self._is_behind = False
-                engines = [self._told(engine, engine.snapshot()) for engine in self._hub.engines.values()]
+                has_blocks = not self._are_prefixes
+                engines = [
+                    self._told(engine, engine.snapshot(has_blocks=has_blocks)) for engine in self._hub.engines.values()
+                ]
                 return self._event("snapshot", {"engines": engines})
             if self._waiting:
                 engine, batch = self._waiting.popleft()

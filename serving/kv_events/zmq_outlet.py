@@ -22,7 +22,7 @@ from trireme.base.extras import how_to_install
 
 _log = logging.getLogger("trireme.frontend")
 
-_MAX_QUEUED = 100_000  # messages that a subscriber may be behind, as vLLM's default
+_MAX_QUEUED = 10_000  # messages that a subscriber may be behind before some are dropped for it
 _END = (-1).to_bytes(8, "big", signed=True)
 Snapshot = Callable[[], list[tuple[bytes, bytes]]]  # topics and batches that tell all
 
@@ -91,7 +91,7 @@ class ZmqOutlet:
             context = self._zmq.asyncio.Context.shadow(context)
         made = context.socket(kind)
         self._sockets.append(made)
-        made.set_hwm(_MAX_QUEUED)
+        made.set_hwm(_MAX_QUEUED if kind == self._zmq.PUB else 0)  # an answer is whole
         made.setsockopt(self._zmq.LINGER, 0)
         if endpoint.startswith("tcp://["):
             made.setsockopt(self._zmq.IPV6, 1)
@@ -115,9 +115,12 @@ class ZmqOutlet:
                 _log.warning("a question for KV events that is none: %d frames", len(frames))
                 continue
             caller, _, first = frames
-            for number, topic, batch in self._from(int.from_bytes(first, "big")):
-                await router.send_multipart((caller, b"", topic, number.to_bytes(8, "big"), batch))
-            await router.send_multipart((caller, b"", b"", _END, b""))
+            try:
+                for number, topic, batch in self._from(int.from_bytes(first, "big")):
+                    await router.send_multipart((caller, b"", topic, number.to_bytes(8, "big"), batch))
+                await router.send_multipart((caller, b"", b"", _END, b""))
+            except Exception:  # one who asks keeps no other from being answered
+                _log.exception("a question for KV events could not be answered")
 
     def _from(self, first: int) -> list[tuple[int, bytes, bytes]]:
         """Return the batches from a number on, or those that tell all that is held now."""
