@@ -220,6 +220,7 @@ class Gateway:
             models=frozenset(model.triton_model for model in self.models),
             access=self._server_access,
             pages=self._metrics_urls,
+            has_feeds=True,
         )
         return open_pool(
             places,

@@ -26,9 +26,9 @@ def extras(*names: str) -> list[str]:
 
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
-    "serving": [*PROJECT, *extras("tracing", "kubernetes", "postgres", "gateway"), *SERVING_NUMPY],
+    "serving": [*PROJECT, *extras("tracing", "kubernetes", "postgres", "gateway", "kv-events"), *SERVING_NUMPY],
     "dev": [
-        *[*PROJECT, *extras("tracing", "kubernetes", "postgres", "gateway", "plot", "dev")],
+        *[*PROJECT, *extras("tracing", "kubernetes", "postgres", "gateway", "kv-events", "plot", "dev")],
         *[*SERVING_NUMPY, "-c", "requirements/serving.txt"],
     ],
     "bench": ["requirements/bench.in", BACKEND, *NO_PERF_ANALYZER],

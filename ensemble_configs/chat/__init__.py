@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat messages, and the template that a checkpoint brings."""
+"""Chat messages, the template that a checkpoint brings, and the numbers that prompts are known by."""

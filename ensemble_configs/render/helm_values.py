@@ -90,8 +90,16 @@ def _server(workload: Workload) -> dict[str, object]:
             *(embedding.name for embedding in spec.embedding_models),
             *(extra.name for extra in spec.extra_models),
         ],
+        **_kv_event_ports(spec),
         "deployment": _text_of(served),
     }
+
+
+def _kv_event_ports(spec: DeploymentSpec) -> dict[str, object]:
+    """Return the ports on which routers hear of KV events; nothing where none listens."""
+    told = (release.kv_events for release in spec.releases)
+    ports = sorted({port for events in told if events is not None for port in events.ports})
+    return {"kvEventPorts": ports} if ports else {}
 
 
 def _text_of(spec: DeploymentSpec) -> str:

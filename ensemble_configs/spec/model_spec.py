@@ -2,7 +2,7 @@
 """A model of a deployment as typed data: its releases, and Triton's settings for it."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -120,6 +120,19 @@ class ModelSpec(ReleaseSpec):
     instances: InstancesSpec = InstancesSpec()
     triton_queue: TritonQueueSpec | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _routers_know_the_model(cls, data: object) -> object:
+        """Give each release's `kv_events` the model's name, which a release by itself does not know."""
+        if not isinstance(data, dict):
+            return data
+        name = data.get("name", cls.model_fields["name"].default)
+        found = _named_in_events(data, name)
+        others = found.get("other_releases")
+        if isinstance(others, list | tuple):
+            found["other_releases"] = [_named_in_events(other, name) for other in others]
+        return found
+
     @property
     def triton_prefix(self) -> str:
         """Return the text before upstream's model names."""
@@ -202,6 +215,13 @@ class ExtraModelSpec(Spec):
     )
     instances: Positive = Field(default=1, le=64, description="with rate_limiter")
     kind: Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"] = Field(default="KIND_CPU", description="with rate_limiter")
+
+
+def _named_in_events(release: Any, name: object) -> Any:
+    events = release.get("kv_events") if isinstance(release, dict) else None
+    if not isinstance(release, dict):
+        return release
+    return {**release, "kv_events": {"model_name": name, **events}} if isinstance(events, dict) else dict(release)
 
 
 def as_release(model: ReleaseSpec) -> ReleaseSpec:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.base import Boolean, Integer, Name, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.kv_events_spec import NO_EVENTS, KvEventsSpec
 from ensemble_configs.spec.engine.prefill_servers_spec import PrefillServersSpec
 
 
@@ -148,6 +149,9 @@ class ReleaseSpec(Spec):
         description="before it is ready it does a request of its own, which nothing counts",
     )
     on_demand: OnDemandSpec | None = Field(default=None, description="none: the engine is loaded all the time")
+    kv_events: KvEventsSpec | None = Field(
+        default=None, description="tell routers which KV blocks the engine holds; none: nobody is told"
+    )
     prefill_servers: PrefillServersSpec | None = Field(
         default=None, description="other servers that compute long prompts for this one; none: all are computed here"
     )
@@ -170,6 +174,16 @@ class ReleaseSpec(Spec):
             raise ValueError("release_dir: an engine of the provider simulated is not built; leave release_dir out")
         if self.release_dir is not None and getattr(self.engine, "dir", None) != self.release_dir / "engine":
             raise ValueError("engine.dir must be the folder engine of release_dir; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_tells_events(self) -> "ReleaseSpec":
+        if self.kv_events is None:
+            return self
+        if (why := NO_EVENTS.get(self.engine.provider)) is not None:
+            raise ValueError(f"kv_events: {why}; leave it out, or serve with provider vllm, pytorch or tensorrt")
+        if self.engine.provider != "simulated" and not getattr(self.engine, "is_block_reuse", True):
+            raise ValueError("kv_events tell of blocks for reuse, and engine.is_block_reuse is false; leave one out")
         return self
 
     @model_validator(mode="after")

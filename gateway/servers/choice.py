@@ -9,7 +9,7 @@ the prompt that a waiting request brings is taken for one of `_TURN_PIECES`.
 from collections.abc import Sequence
 
 from gateway.servers.server import Server
-from gateway.servers.server_load import Load, loads_of
+from gateway.servers.server_load import Load, engine_of, loads_of
 
 # A server that has had the beginning of a prompt is taken while it has at most so many more requests than the one with
 # the fewest: a share of these, and some.
@@ -33,7 +33,7 @@ def choose(servers: Sequence[Server], numbers: Sequence[int], *, model: str = ""
     servers = [server for server in servers if not server.is_full] or servers
     emptiest_kv = min(loads[server].kv_usage for server in servers)
     servers = [server for server in servers if not _is_short_of_kv(loads[server], emptiest_kv)]
-    holder = _holder(servers, loads, numbers, is_session=is_session)
+    holder = _holder(servers, loads, numbers, engine=engine_of(model), is_session=is_session)
     if holder is not None:
         return holder
     # Who waits counts once more: a place in a queue is a worse one than a place in a batch.
@@ -45,10 +45,10 @@ def _is_short_of_kv(load: Load, emptiest: float) -> bool:
 
 
 def _holder(
-    servers: Sequence[Server], loads: dict[Server, Load], numbers: Sequence[int], *, is_session: bool
+    servers: Sequence[Server], loads: dict[Server, Load], numbers: Sequence[int], *, engine: str, is_session: bool
 ) -> Server | None:
     """Return the server that has a prompt's beginning; None: there is none, or it has too much to do."""
-    had = {server: server.prefixes.num_had(numbers) for server in servers}
+    had = {server: server.prefixes.num_had(numbers, engine=engine, is_session=is_session) for server in servers}
     most = max(had.values())
     if not most:
         return None
@@ -56,7 +56,7 @@ def _holder(
     if not (
         is_session
         or most >= _LEAST_SHARE * len(numbers)
-        or any(server.prefixes.has_begun(numbers) for server in having)
+        or any(server.prefixes.has_begun(numbers, engine=engine) for server in having)
     ):
         return None
     most_requests = min(loads[server].requests for server in servers) * (1 + _MORE_SHARE) + _MORE_REQUESTS

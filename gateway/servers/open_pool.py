@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from clients.access import NO_ACCESS, Access
 from clients.streaming import AsyncTritonClient
+from gateway.servers.cache_feed import CacheFeed
 from gateway.servers.load_page import LoadPage
 from gateway.servers.server import Server
 from gateway.servers.server_names import NamedServers, ServerName, is_server_name, read_server_name
@@ -23,12 +24,14 @@ class ServerPlaces(NamedTuple):
         models: Triton's names of the models that are asked there.
         access: certificates and key for them.
         pages: of metrics, by the URLs; a name has a name with the port of such pages.
+        has_feeds: whether servers with a page are asked what their caches hold, too.
     """
 
     urls: Sequence[str]
     models: frozenset[str]
     access: Access = NO_ACCESS
     pages: Mapping[str, str] = MappingProxyType({})
+    has_feeds: bool = False
 
     def server(self, url: str) -> Server:
         """Return the server of a URL."""
@@ -42,7 +45,10 @@ class ServerPlaces(NamedTuple):
 
     def _server(self, url: str, access: Access, page: str | None) -> Server:
         client = AsyncTritonClient(url, access=access)
-        return Server(url, client, self.models, page=None if page is None else LoadPage(page, self.access))
+        if page is None:
+            return Server(url, client, self.models)
+        feed = CacheFeed(page, self.access) if self.has_feeds else None
+        return Server(url, client, self.models, page=LoadPage(page, self.access), feed=feed)
 
 
 @contextlib.asynccontextmanager

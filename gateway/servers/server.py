@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from clients.streaming import AsyncTritonClient
 from gateway.servers.breaker import Breaker
+from gateway.servers.cache_feed import CacheFeed
 from gateway.servers.load_page import LoadPage
 from gateway.servers.prefixes import Prefixes
 from gateway.servers.server_load import EngineLoad, LoadFigures
@@ -25,11 +26,12 @@ class Server:
         url: its address, which names it.
         models: Triton's names of the models that are asked there.
         page: that tells its load; None: nobody said where.
+        feed: that tells what its caches hold; None: that is guessed.
 
     Attributes:
         num_running: requests of this gateway that run there.
         ready: models that take requests there, by its own word; None: nobody has asked yet.
-        prefixes: that it has had.
+        prefixes: that it has.
         turn: larger than that of each server that was asked before it.
         is_leaving: gets no new requests; those that run there go on.
     """
@@ -42,13 +44,15 @@ class Server:
         now_s: Callable[[], float] = time.monotonic,
         *,
         page: LoadPage | None = None,
+        feed: CacheFeed | None = None,
     ) -> None:
         self.url, self.client, self.models, self.page = url, client, frozenset(models), page
+        self.feed = feed
         self.num_running = self.turn = 0
         self.is_leaving = False
         self.ready: frozenset[str] | None = None
         self.breaker = Breaker(now_s)
-        self.prefixes = Prefixes()
+        self.prefixes = Prefixes(now_s=now_s)
         self._now_s = now_s
         self._num_missed = 0
         self._full_until_s = 0.0
@@ -111,6 +115,8 @@ class Server:
         await self.client.close()
         if self.page is not None:
             await self.page.close()
+        if self.feed is not None:
+            await self.feed.close()
 
     def note_ready(self, ready: frozenset[str]) -> bool:
         """Note which models take requests by the server's own word, and return whether that changes anything.

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from clients.embedding_messages import EmbeddingRequest, Embeddings
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from gateway.served_models import ServedModel
+from gateway.servers.cache_feed import CacheFeed, FeedError
 from gateway.servers.choice import choose
 from gateway.servers.failures import NO_SERVER
 from gateway.servers.load_page import PageError
@@ -22,6 +23,7 @@ from trireme.base.errors import AccessDenied, Unavailable
 
 SILENCE_S = 30.0
 _LOOK_S, _ANSWER_S = 1.0, 2.0
+_UNTOLD_S = 30.0  # between two looks whether a server tells by now what its caches hold
 READ_S = 0.5  # between two looks at a server's load, which tells of it ten times a second at most
 _log = logging.getLogger("trireme.gateway")
 
@@ -177,6 +179,8 @@ class ServerPool:
         self._following[server] = [asyncio.create_task(self._follow(server))]
         if server.page is not None:
             self._following[server].append(asyncio.create_task(self._follow_load(server)))
+        if server.feed is not None and self._has_affinity:
+            self._following[server].append(asyncio.create_task(self._follow_cache(server, server.feed)))
 
     async def _follow(self, server: Server) -> None:
         while True:
@@ -198,6 +202,21 @@ class ServerPool:
             if is_known and not was_known:
                 _log.info("the load of server %s is known again", server.url)
             await asyncio.sleep(READ_S)
+
+    async def _follow_cache(self, server: Server, feed: CacheFeed) -> None:
+        was_told = True
+        while True:
+            rest_s = _LOOK_S
+            try:
+                await feed.follow(server.prefixes)
+            except FeedError as exc:
+                if was_told:
+                    _log.info("what the caches of server %s hold is guessed now: %s", server.url, exc)
+                was_told = False
+                rest_s = _UNTOLD_S if exc.is_untold else _LOOK_S
+            except Exception:  # one server that cannot be read keeps no other from being so
+                _log.exception("what the caches of server %s hold is guessed now", server.url)
+            await asyncio.sleep(rest_s)
 
     async def _look(self, server: Server) -> None:
         ready = set()

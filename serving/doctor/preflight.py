@@ -17,6 +17,7 @@ from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from ensemble_configs.spec.grpc_tls import grpc_tls_findings
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
+from serving.doctor.kv_events_check import check_kv_event_ports, check_kv_events
 from serving.doctor.release_check import refuse_unfit_releases
 from serving.engines.embedding.embedding_folder import vocab_size_of
 from serving.engines.providers import check_installed, start_of_release
@@ -44,6 +45,7 @@ def check(spec: DeploymentSpec) -> None:
     _check_kinds(spec)
     _check_certificates(spec.triton)
     _check_ports(spec.triton)
+    check_kv_event_ports(spec.releases, spec.triton)
 
 
 def check_releases(releases: Sequence[ReleaseSpec]) -> None:
@@ -58,6 +60,7 @@ def check_releases(releases: Sequence[ReleaseSpec]) -> None:
         check_installed(release.engine)
         check_cpus(release.placement)
         start_of_release(release)
+    check_kv_events(releases)
     check_room(releases)
 
 

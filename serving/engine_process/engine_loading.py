@@ -17,6 +17,9 @@ from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine
 from serving.engines.seam.clock import WallClock
+from serving.kv_events.event_link import EventLink
+from serving.kv_events.messages import publisher_path
+from serving.kv_events.telling_engine import TellingEngine, source_of
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.shared_budget.ledger_file import MAX_NAME_BYTES
 from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger
@@ -45,7 +48,7 @@ def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: 
     if release.on_demand is not None and not is_inner:
         engine = _on_demand(release, folder=folder, run_dir=run_dir, member=member)
     else:
-        engine = _model(release)
+        engine = _model(release, folder=folder, run_dir=run_dir)
     if release.admission is None or is_inner:
         return engine
     return AdmittingEngine(
@@ -58,13 +61,16 @@ def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: 
     )
 
 
-def _model(release: ReleaseSpec) -> Engine:
+def _model(release: ReleaseSpec, *, folder: Path, run_dir: Path) -> Engine:
     refuse_unfit_releases(release)
     for place in unverified_places(release):
         _log.warning("%s is unverified: no manifest lists its files, so altered bytes would not be noticed", place)
-    engine = create_engine(release.engine)
+    tells = release.kv_events is not None
+    engine = create_engine(release.engine, tells_kv_events=tells)
     if release.is_warmed_up:  # below the wrappers that count: no client asked for this
         warm_up(engine)
+    if tells:
+        engine = TellingEngine(engine, EventLink(source_of(release, folder), publisher_path(run_dir), engine.info))
     engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
     return AccountedEngine(engine, WallClock(), engine_costs(release))
 

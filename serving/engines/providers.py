@@ -29,12 +29,13 @@ _EXTRAS = {"openvino_genai": "", "tensorrt_llm": "build-trtllm"}
 _MODULES = {"openvino": "openvino_genai", "tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm"}
 
 
-def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
+def create_engine(spec: EngineSpec, *, clock: Clock | None = None, tells_kv_events: bool = False) -> Engine:
     """Load the engine of a deployment; takes seconds for a real one.
 
     Args:
         spec: names the provider.
         clock: where a simulated engine spends its time; real time by default. A real engine takes its own time.
+        tells_kv_events: whether the engine tells what comes into its KV cache and goes, where its provider can.
 
     Raises:
         SpecError: the provider is not installed, or its model is not there or does not fit the spec.
@@ -42,10 +43,10 @@ def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
     if isinstance(spec, OpenVinoEngineSpec):
         return _openvino(spec)
     if isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec):
-        return _tensorrt_llm(spec)
+        return _tensorrt_llm(spec, tells_kv_events=tells_kv_events)
     if isinstance(spec, VllmEngineSpec):
-        return _vllm(spec)
-    return _simulated(spec, clock or WallClock())
+        return _vllm(spec, tells_kv_events=tells_kv_events)
+    return _simulated(spec, clock or WallClock(), tells_kv_events=tells_kv_events)
 
 
 def _openvino(spec: OpenVinoEngineSpec) -> Engine:
@@ -56,7 +57,7 @@ def _openvino(spec: OpenVinoEngineSpec) -> Engine:
     return OpenVinoEngine(spec, model)
 
 
-def _tensorrt_llm(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> Engine:
+def _tensorrt_llm(spec: TensorRtEngineSpec | PyTorchEngineSpec, *, tells_kv_events: bool) -> Engine:
     check_installed(spec)
     from serving.engines.tensorrt_llm.trtllm_start import rank_environment  # noqa: PLC0415
 
@@ -64,7 +65,7 @@ def _tensorrt_llm(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> Engine:
     from serving.engines.tensorrt_llm.trtllm_loading import load_trtllm_engine  # noqa: PLC0415
 
     with _explained_imports():
-        return load_trtllm_engine(spec)
+        return load_trtllm_engine(spec, tells_kv_events=tells_kv_events)
 
 
 @contextlib.contextmanager
@@ -89,20 +90,20 @@ def _explained_imports() -> Iterator[None]:
         raise SpecError(f"{exc.message}; it needs {cause.wanted}: {cause.next_step}", field="engine") from exc
 
 
-def _vllm(spec: VllmEngineSpec) -> Engine:
+def _vllm(spec: VllmEngineSpec, *, tells_kv_events: bool) -> Engine:
     model = load_model_folder(spec.dir, weights="config.json")
     check_installed(spec)
     from serving.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
     from serving.engines.vllm.vllm_upstream import check_version, installed_version, load_upstream  # noqa: PLC0415
 
     check_version(spec.vllm, installed_version())
-    return VllmEngine(spec, model, load_upstream())
+    return VllmEngine(spec, model, load_upstream(), tells_kv_events=tells_kv_events)
 
 
-def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
+def _simulated(spec: SimulatedEngineSpec, clock: Clock, *, tells_kv_events: bool) -> Engine:
     from serving.engines.simulated.simulated_engine import SimulatedEngine  # noqa: PLC0415
 
-    return SimulatedEngine(spec, clock)
+    return SimulatedEngine(spec, clock, tells_kv_events=tells_kv_events)
 
 
 def start_of_release(release: ReleaseSpec) -> EngineStart:

@@ -3,6 +3,7 @@
 
 from typing import NamedTuple
 
+from ensemble_configs.chat.prefix_numbers import PromptPrefix
 from serving.pipeline.direct.direct_replies import DirectWay
 from serving.telemetry.request_observer import UNTRACED, RequestObserver
 
@@ -15,6 +16,7 @@ class RequestOrigin(NamedTuple):
     timeout_us: int = 0  # Triton's own parameter `timeout`; 0: no deadline
     way: DirectWay | None = None  # to the frontend, past Triton; None: all responses go through Triton
     observer: RequestObserver = UNTRACED  # the owner of the request's sink reports the end of the request to it
+    prefix: PromptPrefix | None = None  # of the prompt's text, where the release tells KV events
 
 
 NO_ORIGIN = RequestOrigin()

@@ -126,6 +126,7 @@ class RequestSequences:
             stop_strings=prompt.stop_strings,
             scheduling=prompt.request.scheduling,
             tells_perf=options.return_perf_metrics,
+            prefix=origin.prefix,
         )
         if options.continued_ids:
             request = continued(request, options.continued_ids, key=key)

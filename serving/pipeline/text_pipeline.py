@@ -17,6 +17,7 @@ from ensemble_configs.render.tensors import BLS_INPUTS, CLIENT_INPUTS, PROMPT_TE
 from serving.engine_process.engine_sources import EngineSource
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.long_prompts import LongPrompt, LongPrompts
+from serving.pipeline.prompt_prefix import prefix_of
 from serving.pipeline.prompt_step import PromptStep
 from serving.pipeline.reply_tensors import text_tensors
 from serving.pipeline.request_origin import NO_ORIGIN, RequestOrigin
@@ -77,6 +78,7 @@ class TextPipeline:
         decoder: TextDecoder,
         *,
         is_accumulating: bool = False,
+        tells_kv_events: bool = False,
     ) -> None:
         """Join the steps.
 
@@ -85,8 +87,10 @@ class TextPipeline:
             prompt_step: prompt step.
             decoder: text decoder of the release.
             is_accumulating: each response of a stream holds the stream's whole text so far, not only the new text.
+            tells_kv_events: whether the engine is to know the numbers of prompts' beginnings.
         """
         self._service = service
+        self._tells_kv_events = tells_kv_events
         self._prompt_step = prompt_step
         self._decoder = decoder
         self.is_accumulating = is_accumulating
@@ -105,7 +109,13 @@ class TextPipeline:
         prompt_step = PromptStep.from_spec(release.tokenizer, max_seq_len=release.engine.max_seq_len)
         decoder = TextDecoder.from_spec(release.tokenizer)
         service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
-        pipeline = cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
+        pipeline = cls(
+            service,
+            prompt_step,
+            decoder,
+            is_accumulating=is_accumulating,
+            tells_kv_events=release.kv_events is not None,
+        )
         if release.is_warmed_up:
             pipeline.warm_up()
         return pipeline
@@ -134,7 +144,8 @@ class TextPipeline:
             origin.observer.note_tokenized()
             engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
             text = _TextSink(sink, self._decoder, is_accumulating=self.is_accumulating)
-            self._service.start(engine, text, origin, was_taken=was_taken)
+            known = origin._replace(prefix=prefix_of(tensors)) if self._tells_kv_events else origin
+            self._service.start(engine, text, known, was_taken=was_taken)
 
         given = _renamed(tensors, _TO_PROMPT_STEP)
         prepare = partial(self._prompt_step.prepare, given)

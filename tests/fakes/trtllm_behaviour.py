@@ -19,6 +19,7 @@ from trtllm_adapter_loader import AdapterLoader
 from trtllm_adapters import Adapters
 from trtllm_checks import Unlisted, Unstated, check_args, check_instance, check_request, config_of, send
 from trtllm_iteration_stats import IterationStats
+from trtllm_kv_events import KvEvents
 from trtllm_loader import window_of_one_sequence, window_upper_bound
 from trtllm_responses import Running
 from trtllm_results import CompletionOutput, RequestOutput, now
@@ -66,6 +67,12 @@ class Executor(AdapterLoader):
         self.batch.is_evicting = policy == "MAX_UTILIZATION" or not self.has(Behaviour.NOTHING_IS_EVICTED)
         self.batch.is_of_one_width = self.has(Behaviour.BEAM_WIDTHS_TAKE_TURNS)
         self.max_seq_len = self._longest_sequence(build)
+        self.kv_events = KvEvents(
+            max_size=getattr(kv, "event_buffer_max_size", 0) if kv.enable_block_reuse else 0,
+            num_blocks=self.batch.num_blocks,
+            block_tokens=self.block_tokens,
+            window=self.max_seq_len,
+        )
         self.adapters = Adapters(args, config, backend=backend, has=self.has)
         self.calls: list[dict[str, Any]] = []  # what generate_async was given
         self.is_end_token_kept = backend == "pytorch"
@@ -304,6 +311,7 @@ class Executor(AdapterLoader):
         for sequence in plan.producing:
             if sequence.number in self._running:  # unless this iteration has killed everybody
                 self._next_tokens(self._running[sequence.number])
+        self.kv_events.flush()
         self._tell_stats(len(plan.prefilled), len(plan.decoding))
         self._changed.notify_all()
         return touched
@@ -334,22 +342,31 @@ class Executor(AdapterLoader):
             return
         made: list[int] = []
         for _ in range(self._num_accepted(running)):
+            if not running.sequence.num_made:
+                self.kv_events.store(running.result.prompt_token_ids, has_partial=False)
             token = next(running.tokens)
             running.sequence.num_made += 1
             is_early = running.sequence.num_made < (running.params.min_tokens or 1)
             if token in running.ends and not is_early:
                 is_kept = self.is_end_token_kept or token != running.params.end_id
                 stop_reason = None if token == running.params.end_id else token
+                self._store_all(running)
                 self._finish(running, [*made, token] if is_kept else made, "stop", stop_reason)
                 return
             made.append(token)
             if running.sequence.num_made == running.sequence.max_tokens:
+                self._store_all(running)
                 self._finish(running, made, "length")
                 return
         if not running.given["streaming"]:
             running.held += made
         else:
             self._deliver(running, self._grower(running, made))
+
+    def _store_all(self, running: Running) -> None:
+        """Keep the blocks of a sequence that ends."""
+        output = list(itertools.islice(running.make_tokens(), running.sequence.num_made))
+        self.kv_events.store(running.result.prompt_token_ids + output, has_partial=True)
 
     def _num_accepted(self, running: Running) -> int:
         """Return the tokens of this step: one, or one more for each draft that the fake takes as accepted."""

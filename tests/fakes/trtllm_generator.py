@@ -88,10 +88,10 @@ class LLM:
         return self._executor.get_stats_async(timeout)
 
     def get_kv_cache_events(self, {get_kv_cache_events}):
-        raise NotImplementedError("the fake has no KV cache events")
+        raise NotImplementedError("the fake is asynchronous")
 
     def get_kv_cache_events_async(self, {get_kv_cache_events_async}):
-        raise NotImplementedError("the fake has no KV cache events")
+        return self._executor.kv_events.read(timeout)
 
     def shutdown(self):
         self._executor.shutdown()

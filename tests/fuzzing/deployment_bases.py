@@ -245,6 +245,14 @@ BASES: dict[str, Data] = {
     },
     "vllm": {
         "name": "vllm",
+        "kv_events": {
+            "endpoint": "tcp://*:5557",
+            "replay_endpoint": "tcp://*:5558",
+            "model_name": "org/chat",
+            "server_name": "{address}:8000",
+            "num_kept_batches": 100,
+            "tells_tokens": True,
+        },
         "endpoints": ["ensemble"],
         "tokenizer": _TOKENIZER,
         "engine": {

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.spec.base import Integer, NotNegative, Number, Positive, Spec
+from ensemble_configs.spec.base import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.engine.provider_spec import FixedCacheSpec
 
 
@@ -31,6 +31,9 @@ class SimulatedEngineSpec(FixedCacheSpec):
     )
     vocab_size: Positive = Field(default=4096, ge=17, description="the first 16 tokens are never made")
     kv_block_tokens: Positive = Field(default=16, description="tokens of a KV block")
+    is_block_reuse: Boolean = Field(
+        default=False, description="keep KV blocks of all finished requests for reuse; false: of those that ask for it"
+    )
     seed: Integer = Field(default=0, description="seed of the tokens")
     step_ms: Number = Field(default=1.0, ge=0, le=60_000, description="a step's fixed time")
     prefill_us_per_token: Number = Field(default=20.0, ge=0, le=1e6, description="a step's time for each prompt token")

@@ -59,6 +59,13 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- if and .Values.remoteControl.secret (has (int .Values.remoteControl.port) $numbers) -}}
 {{- fail (printf "remoteControl.port %v is one of ports; give another" .Values.remoteControl.port) -}}
 {{- end -}}
+{{- range $name, $server := .Values.servers -}}
+{{- range $server.kvEventPorts -}}
+{{- if has (int .) (append $numbers (int $.Values.remoteControl.port)) -}}
+{{- fail (printf "server %s tells KV events on port %v, which is another port of the pod: give kv_events.endpoint another and render the values again, or change ports" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if lt (len (uniq $numbers)) 4 -}}
 {{- fail (printf "ports must differ, got http %v, grpc %v, metrics %v, health %v" $ports.http $ports.grpc $ports.metrics $ports.health) -}}
 {{- end -}}

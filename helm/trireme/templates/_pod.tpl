@@ -103,6 +103,9 @@ spec:
         {{- if $values.remoteControl.secret }}
         - {name: control, containerPort: {{ $values.remoteControl.port }}}
         {{- end }}
+        {{- range .server.kvEventPorts }}
+        - {name: kv-{{ . }}, containerPort: {{ . }}}
+        {{- end }}
       startupProbe:
         httpGet: {path: /started, port: health}
         periodSeconds: 5

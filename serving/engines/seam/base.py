@@ -12,6 +12,8 @@ from typing import Annotated
 
 import msgspec
 
+from ensemble_configs.chat.prefix_numbers import PromptPrefix
+from serving.engines.seam.kv_events import KvEvent
 from serving.engines.seam.model_inputs import ModelInputs
 from serving.engines.seam.packed_array import PackedArray
 from serving.engines.seam.scheduling import Scheduling
@@ -88,6 +90,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     # This many tokens at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine
     # that verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
     num_output_ids: int = 0
+    prefix: PromptPrefix | None = None  # of the prompt's text, for a release that tells KV events
 
 
 class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
@@ -310,6 +313,10 @@ class Engine(ABC):
 
         A request that fails alone ends with a chunk that has an `error`; an exception means that the engine is broken.
         """
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """Return what has come into the KV cache and gone since the last call; for an engine that is to tell it."""
+        return []
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ from serving.engines.seam.base import (
     SamplingParams,
     TokenChunk,
 )
+from serving.engines.seam.kv_events import KvEvent
 
 
 class WrappedEngine(Engine):
@@ -48,6 +49,10 @@ class WrappedEngine(Engine):
     def step(self) -> list[TokenChunk]:
         """Delegate to the engine."""
         return self._engine.step()
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """Delegate to the engine."""
+        return self._engine.take_kv_events()
 
     @property
     def has_work(self) -> bool:

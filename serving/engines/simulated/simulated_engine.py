@@ -19,10 +19,11 @@ from serving.engines.seam.base import (
 )
 from serving.engines.seam.capabilities import RETENTION_FIELDS, Capabilities
 from serving.engines.seam.clock import Clock, Pace
+from serving.engines.seam.kv_events import KvEvent
 from serving.engines.seam.paged_batch import PagedBatch, PlannedStep, Sequence
 from serving.engines.seam.request_limits import refuse_unservable
-from serving.engines.seam.retained_blocks import RetainedBlocks
 from serving.engines.simulated.fake_model import FakeModel
+from serving.engines.simulated.retained_blocks import RetainedBlocks
 from serving.engines.simulated.simulated_fault import SimulatedFault
 from serving.engines.simulated.simulated_request import SimulatedRequest
 from trireme.base.errors import ServerError
@@ -48,7 +49,7 @@ class SimulatedEngine(Engine):
     sample. What needs a model's numbers is refused by name.
     """
 
-    def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
+    def __init__(self, spec: SimulatedEngineSpec, clock: Clock, *, tells_kv_events: bool = False) -> None:
         self._spec = spec
         self._clock = clock
         self._pace = Pace(clock)
@@ -59,7 +60,9 @@ class SimulatedEngine(Engine):
             num_blocks=spec.num_kv_blocks,
             block_tokens=spec.kv_block_tokens,
         )
-        self._retained = RetainedBlocks(spec.kv_block_tokens)
+        self._retained = RetainedBlocks(
+            spec.kv_block_tokens, are_all_kept=spec.is_block_reuse, tells_events=tells_kv_events
+        )
         self._sequences: dict[int, SimulatedRequest] = {}
         self._num_steps = 0
         self._num_prefill_tokens = 0  # of the newest step
@@ -110,6 +113,10 @@ class SimulatedEngine(Engine):
         self._num_prefill_tokens = step.num_prefill_tokens
         self._pace.spend_s(self._duration_s(step))
         return [self._go_on(sequence) for sequence in (*step.decoding, *step.prefilled)]
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """Return what was kept of requests that ended, and what was given up for others that came."""
+        return self._retained.take_events()
 
     @property
     def has_work(self) -> bool:

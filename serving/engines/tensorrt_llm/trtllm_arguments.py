@@ -36,18 +36,21 @@ TrtLlmSpec = TensorRtEngineSpec | PyTorchEngineSpec
 _LLM_CLASSES = {"tensorrt": "TrtLlmArgs", "pytorch": "TorchLlmArgs"}
 
 
-def llm_arguments(spec: TrtLlmSpec, upstream: Upstream, *, kv_block_tokens: int) -> dict[str, object]:
+def llm_arguments(
+    spec: TrtLlmSpec, upstream: Upstream, *, kv_block_tokens: int, kv_event_buffer: int = 0
+) -> dict[str, object]:
     """Return the arguments for the LLM of this spec; parts are upstream's own objects, which check themselves.
 
     Args:
         spec: every setting of it ends up in an argument.
         upstream: makes the parts.
         kv_block_tokens: of the engine, for `num_kv_blocks`, which upstream counts in tokens.
+        kv_event_buffer: events of the KV cache that upstream keeps until they are read; 0: it tells none.
 
     Raises:
         SpecError: the installed version lacks an argument, or refuses its value.
     """
-    return _Arguments(spec, upstream).of_llm(kv_block_tokens)
+    return _Arguments(spec, upstream).of_llm(kv_block_tokens, kv_event_buffer)
 
 
 class _Arguments:
@@ -58,9 +61,12 @@ class _Arguments:
         self._upstream = upstream
         self._extra = dict(spec.extra_llm_args)
 
-    def of_llm(self, kv_block_tokens: int) -> dict[str, object]:
+    def of_llm(self, kv_block_tokens: int, kv_event_buffer: int) -> dict[str, object]:
         spec = self._spec
         kv_cache: dict[str, object] = {}
+        own = self._extra.get("kv_cache_config")
+        if kv_event_buffer and not (isinstance(own, dict) and own.get("event_buffer_max_size")):
+            kv_cache["event_buffer_max_size"] = kv_event_buffer
         if spec.num_kv_blocks is not None:
             kv_cache["max_tokens"] = spec.num_kv_blocks * kv_block_tokens
         is_pytorch = isinstance(spec, PyTorchEngineSpec)

@@ -28,8 +28,10 @@ from serving.engines.seam.base import (
     TokenChunk,
 )
 from serving.engines.seam.event_loop_thread import ANSWERS_S, LoopStuckError
+from serving.engines.seam.kv_events import KvEvent
 from serving.engines.seam.request_limits import refuse_short_cache, refuse_unservable
 from serving.engines.tensorrt_llm.trtllm_cancels import Cancels, Ending
+from serving.engines.tensorrt_llm.trtllm_kv_events import TrtLlmKvEvents
 from serving.engines.tensorrt_llm.trtllm_llm_thread import Event, LlmThread
 from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
 from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
@@ -62,6 +64,7 @@ class TrtLlmEngine(Engine):
         *,
         spec: TensorRtEngineSpec | PyTorchEngineSpec,
         whole_sequence: WholeSequence,
+        kv_events: TrtLlmKvEvents | None = None,
     ) -> None:
         """Load the model, and generate a first token with it.
 
@@ -74,6 +77,7 @@ class TrtLlmEngine(Engine):
                 the disk (`watchdog_s`), and whether the deployment names the size of the KV cache. Where the free
                 memory decides, an engine that has no room for a whole sequence is no engine of this deployment.
             whole_sequence: the longest that is promised; requests are held to what of it the KV cache has room for.
+            kv_events: reads what upstream tells of its KV cache; None: it is not to tell.
 
         Raises:
             SpecError: upstream cannot load the model in this way, makes no token with it, or has no room for a sequence
@@ -94,6 +98,7 @@ class TrtLlmEngine(Engine):
             rules=words.rules,
             load_timeout_s=spec.load_timeout_s,
             on_idle=self._cancels.note_idle,
+            kv_events=kv_events,
         )
         self.info = info
         try:
@@ -239,6 +244,14 @@ class TrtLlmEngine(Engine):
     def has_work(self) -> bool:
         """Return whether a request runs or waits upstream, or upstream computes or ends one that was cancelled."""
         return bool(self._requests) or self._cancels.are_work
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """Return what upstream has told since the last call; it tells with a delay, and without a step as well."""
+        events: list[KvEvent] = []
+        with suppress(queue.Empty):
+            while True:
+                events.append(self._llm.kv_events.get_nowait())
+        return events
 
     @property
     def progress(self) -> int | None:

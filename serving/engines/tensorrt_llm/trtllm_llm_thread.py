@@ -5,19 +5,25 @@ What the loop sees waits in a queue of events, for `TrtLlmEngine.step`.
 """
 
 import asyncio
+import logging
 import queue
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
 from serving.engines.seam.event_loop_thread import EventLoopThread, LoopStuckError
+from serving.engines.seam.kv_events import AllBlocksCleared, KvEvent
 from serving.engines.seam.thread_failures import thread_failures
+from serving.engines.tensorrt_llm.trtllm_kv_events import TrtLlmKvEvents
 from serving.engines.tensorrt_llm.trtllm_outputs import NewOutput, RunningRequest
 from serving.engines.tensorrt_llm.trtllm_rules import TrtLlmRules, cure_of
 from serving.engines.tensorrt_llm.trtllm_stats import NO_STATS, read_stats
 from serving.engines.tensorrt_llm.trtllm_upstream import Llm, Result, Upstream, one_line
 from trireme.base.errors import ServerError, SpecError
 
+_log = logging.getLogger("trireme.engine")
+
+_KV_EVENTS_S = 0.02  # between two questions for KV events
 _CLOSE_S = MAX_CLOSE_S + 30.0  # more than any deployment gives, whose processes are then killed
 
 
@@ -36,6 +42,7 @@ class LlmThread:
     Attributes:
         events: news of requests, or what broke the whole engine, in the order in which it was seen.
         stats: of upstream's newest iteration.
+        kv_events: what the KV cache has got and lost, in the order in which it was seen.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class LlmThread:
         rules: TrtLlmRules,
         load_timeout_s: float,
         on_idle: Callable[[], None],
+        kv_events: TrtLlmKvEvents | None = None,
     ) -> None:
         """Load the model.
 
@@ -55,6 +63,7 @@ class LlmThread:
             rules: what a request does not survive upstream.
             load_timeout_s: how long the LLM may take to be made.
             on_idle: called in the loop's thread when upstream says that it has no request.
+            kv_events: reads what upstream tells of its KV cache; None: it is not to tell.
 
         Raises:
             SpecError: upstream cannot load the model in this way, or not in time.
@@ -62,9 +71,11 @@ class LlmThread:
         self._upstream = upstream
         self._rules = rules
         self._on_idle = on_idle
+        self._has_begun = asyncio.Event()  # set in the loop, with the first request
         self._has_submitted = asyncio.Event()  # set in the loop: upstream's stats begin, or go on, with a request
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.stats = NO_STATS
+        self.kv_events: queue.SimpleQueue[KvEvent] = queue.SimpleQueue()
         self._loop = EventLoopThread("trtllm")
         try:
             self._llm = self._load(arguments, load_timeout_s)
@@ -72,6 +83,8 @@ class LlmThread:
             self._loop.close()
             raise
         self._loop.call(lambda: self._loop.spawn(self._follow_stats()))
+        if kv_events is not None:
+            self._loop.call(lambda: self._loop.spawn(self._follow_kv_events(kv_events)))
 
     def _load(self, arguments: dict[str, object], timeout_s: float) -> Llm:
         """Make the LLM; where MPI cannot start the ranks, a thread of upstream's ends and the LLM waits for ever."""
@@ -105,6 +118,7 @@ class LlmThread:
         def start() -> None:
             request.result = self._llm.generate_async(**arguments)
             request.following = self._loop.spawn(self._follow(request, request.result))
+            self._has_begun.set()
             self._has_submitted.set()
 
         self._loop.call(start, timeout_s=timeout_s)
@@ -159,3 +173,17 @@ class LlmThread:
                         self._on_idle()
         except Exception as exc:  # as in _follow
             self.events.put(Event(None, failure=exc))
+
+    async def _follow_kv_events(self, kv_events: TrtLlmKvEvents) -> None:
+        """Take what upstream tells of its KV cache; where that cannot be read, the engine serves on without telling."""
+        await self._has_begun.wait()  # before a request there is nobody to ask
+        try:
+            while True:
+                # Without a time to wait: some versions wait in the caller's event loop.
+                async for row in self._llm.get_kv_cache_events_async(timeout=0.0):
+                    for event in kv_events.read(row):
+                        self.kv_events.put(event)
+                await asyncio.sleep(_KV_EVENTS_S)
+        except Exception:
+            _log.exception("KV events are told no longer")
+            self.kv_events.put(AllBlocksCleared())

@@ -14,6 +14,7 @@ from serving.engines.seam.engine_folder import load_engine_folder
 from serving.engines.seam.model_folder import check_max_seq_len, load_model_folder
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec, llm_arguments
 from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
+from serving.engines.tensorrt_llm.trtllm_kv_events import BUFFER_SIZE, TrtLlmKvEvents
 from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
 from serving.engines.tensorrt_llm.trtllm_upstream import installed_version, load_upstream
 from serving.engines.tensorrt_llm.trtllm_version_check import check_version
@@ -22,17 +23,22 @@ from trireme.base.errors import SpecError
 _FIRST_WITHOUT_ENGINES = (1, 3)
 
 
-def load_trtllm_engine(spec: TrtLlmSpec) -> Engine:
+def load_trtllm_engine(spec: TrtLlmSpec, *, tells_kv_events: bool = False) -> Engine:
     """Load a compiled engine on the GPUs that it was built for, or a checkpoint.
+
+    Args:
+        tells_kv_events: whether `take_kv_events` has something to return.
 
     Raises:
         SpecError: the folder holds nothing that fits the spec, the installed TensorRT-LLM is too new for an engine or
             too old, or it cannot load the model in this way.
     """
-    return _load_compiled(spec) if isinstance(spec, TensorRtEngineSpec) else _load_checkpoint(spec)
+    if isinstance(spec, TensorRtEngineSpec):
+        return _load_compiled(spec, tells_kv_events=tells_kv_events)
+    return _load_checkpoint(spec, tells_kv_events=tells_kv_events)
 
 
-def _load_compiled(spec: TensorRtEngineSpec) -> Engine:
+def _load_compiled(spec: TensorRtEngineSpec, *, tells_kv_events: bool) -> Engine:
     folder = load_engine_folder(spec)
     refuse_versions_without_engines(installed_version())
     return _load(
@@ -42,10 +48,11 @@ def _load_compiled(spec: TensorRtEngineSpec) -> Engine:
         end_ids=folder.end_ids,
         kv_block_tokens=folder.kv_block_tokens,
         max_prompt_tokens=folder.max_prompt_tokens,
+        tells_kv_events=tells_kv_events,
     )
 
 
-def _load_checkpoint(spec: PyTorchEngineSpec) -> Engine:
+def _load_checkpoint(spec: PyTorchEngineSpec, *, tells_kv_events: bool) -> Engine:
     model = load_model_folder(spec.dir, weights="config.json")
     check_max_seq_len(spec, model)
     refuse_mismatches(list(checkpoint_mismatches(spec)))
@@ -60,6 +67,7 @@ def _load_checkpoint(spec: PyTorchEngineSpec) -> Engine:
         end_ids=model.end_ids,
         kv_block_tokens=spec.kv_block_tokens,
         max_prompt_tokens=None if spec.is_chunked_prefill else longest,
+        tells_kv_events=tells_kv_events,
     )
 
 
@@ -71,6 +79,7 @@ def _load(
     end_ids: tuple[int, ...],
     kv_block_tokens: int,
     max_prompt_tokens: int | None,
+    tells_kv_events: bool,
 ) -> Engine:
     check_version(spec, installed_version())
     upstream = load_upstream(llm_module)
@@ -88,8 +97,18 @@ def _load(
         supported=words.supported,
         why_not=words.why_not,
     )
-    arguments = llm_arguments(spec, upstream, kv_block_tokens=kv_block_tokens)
-    return TrtLlmEngine(upstream, arguments, words, info, spec=spec, whole_sequence=whole_sequence_of(spec))
+    arguments = llm_arguments(
+        spec, upstream, kv_block_tokens=kv_block_tokens, kv_event_buffer=BUFFER_SIZE if tells_kv_events else 0
+    )
+    return TrtLlmEngine(
+        upstream,
+        arguments,
+        words,
+        info,
+        spec=spec,
+        whole_sequence=whole_sequence_of(spec),
+        kv_events=TrtLlmKvEvents(kv_block_tokens) if tells_kv_events else None,
+    )
 
 
 def refuse_versions_without_engines(version: str) -> None:

@@ -80,6 +80,9 @@ class Llm(Protocol):
     def get_stats_async(self, timeout: float | None) -> AsyncIterator[dict[str, object]]:
         """Yield a row an iteration until none comes for `timeout` seconds, None: for ever; nothing before a request."""
 
+    def get_kv_cache_events_async(self, timeout: float | None) -> AsyncIterator[dict[str, object]]:
+        """Yield what the KV cache has got and lost until nothing comes for `timeout` seconds; as JSON objects."""
+
     def shutdown(self) -> None:
         """End its processes."""
 

@@ -23,6 +23,7 @@ from serving.engines.seam.base import (
     SamplingParams,
     TokenChunk,
 )
+from serving.engines.seam.kv_events import KvEvent
 from serving.engines.seam.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.seam.request_limits import refuse_unservable
 from serving.engines.seam.request_times import RequestTimes
@@ -30,7 +31,8 @@ from serving.engines.vllm import vllm_upstream
 from serving.engines.vllm.vllm_arguments import engine_arguments
 from serving.engines.vllm.vllm_capabilities import CAPABILITIES
 from serving.engines.vllm.vllm_drafting import check_draft_model, draft_counts, refuse_undraftable
-from serving.engines.vllm.vllm_lora import VllmAdapters
+from serving.engines.vllm.vllm_kv_events import VllmKvEvents
+from serving.engines.vllm.vllm_lora import VllmAdapters, adapter_of
 from serving.engines.vllm.vllm_sampling import sampling_params
 from serving.engines.vllm.vllm_start import openmp_note
 from serving.engines.vllm.vllm_transfer import (
@@ -77,8 +79,13 @@ class _Held(NamedTuple):
 class VllmEngine(Engine):
     """An `EngineCore` of vLLM. Blocks that are kept for reuse count as free, as a new request may take them."""
 
-    def __init__(self, spec: VllmEngineSpec, model: ModelFolder, upstream: Upstream) -> None:
+    def __init__(
+        self, spec: VllmEngineSpec, model: ModelFolder, upstream: Upstream, *, tells_kv_events: bool = False
+    ) -> None:
         """Load the model.
+
+        Args:
+            tells_kv_events: whether `take_kv_events` has something to return.
 
         Raises:
             SpecError: vLLM cannot load the model in this way.
@@ -87,6 +94,8 @@ class VllmEngine(Engine):
         check_draft_model(spec, model)
         _check_device(spec, upstream)
         arguments = engine_arguments(spec) | transfer_arguments(spec, upstream)
+        if tells_kv_events:
+            arguments["kv_events_config"] = upstream.make_kv_events_config()
         self._spec = spec
         self._upstream = upstream
         try:
@@ -96,6 +105,9 @@ class VllmEngine(Engine):
         self._scheduler = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._adapters = VllmAdapters(spec, self._core, upstream)
+        self._kv_events: VllmKvEvents | None = None
+        if tells_kv_events:
+            self._kv_events = VllmKvEvents(self._scheduler.kv_event_publisher, adapter_of)
         self._held: dict[int, _Held] = {}  # until there is room for their adapters
         self._running: dict[str, _Running] = {}
         self._num_steps = 0
@@ -234,6 +246,10 @@ class VllmEngine(Engine):
                 self._num_preemptions += 1
         if output.prefill_stats is not None and running.num_cached_tokens is None:
             running.num_cached_tokens = cached_tokens(output.prefill_stats, running.request.kv_transfer_params)
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """Return what the steps since the last call did; a cancel frees blocks, and each of them is held until used."""
+        return [] if self._kv_events is None else self._kv_events.take()
 
     @property
     def has_work(self) -> bool:

@@ -38,6 +38,8 @@ from trireme.base.errors import RequestError, SpecError
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # MaxLoRARanks of vLLM
 _LOOK_S = 1.0  # between looks whether the files of idle adapters are still there
 _NONE = 1  # vLLM's number of the adapter without weights
+_NO_NAME = "none"
+_OTHER_FILES = "-"  # between an adapter's name and the number of its files
 
 
 def lora_arguments(spec: VllmEngineSpec) -> dict[str, Any]:
@@ -176,7 +178,7 @@ class VllmAdapters:
             self._free(next(loaded for loaded in self._loaded.values() if loaded.num_users == 0))
         self._num_made += 1
         # KV blocks are shared by the name: other files, another name.
-        request = self._request(f"{adapter.name}-{self._num_made}", self._num_made, adapter.folder)
+        request = self._request(f"{adapter.name}{_OTHER_FILES}{self._num_made}", self._num_made, adapter.folder)
         try:
             self._core.add_lora(request)
             if self._is_whole:
@@ -192,12 +194,17 @@ class VllmAdapters:
     def _load_none(self) -> object:
         with tempfile.TemporaryDirectory() as folder:
             _write_zeros(Path(folder), lora_manager(self._core))
-            request = self._request("none", _NONE, Path(folder))
+            request = self._request(_NO_NAME, _NONE, Path(folder))
             self._core.add_lora(request)
         return request
 
     def _request(self, name: str, number: int, folder: Path) -> Any:
         return self._upstream.make_lora_request(lora_name=name, lora_int_id=number, lora_path=str(folder))
+
+
+def adapter_of(lora_name: str) -> str | None:
+    """Return what requests call an adapter, by its name in vLLM; None: it is the one of requests without."""
+    return None if lora_name == _NO_NAME else lora_name.rpartition(_OTHER_FILES)[0]
 
 
 def _named(sampling: SamplingParams) -> tuple[str | None, str]:

@@ -4,6 +4,7 @@
 Source: vllm 0.32.0, `vllm/v1/engine/__init__.py`, `core.py`, `core_client.py`, `vllm/sampling_params.py`.
 """
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -21,6 +22,7 @@ KNOWN_VERSIONS = ("0.32",)  # that were read and run
 
 SOCKETS = "VLLM_RPC_BASE_PATH"  # environment: the folder of the sockets between the core and its ranks
 
+_PUBLISHER = "trireme"  # among the publishers of KV events
 # FinishReason by value, an IntEnum.
 STOP, LENGTH, ABORT, ERROR = 0, 1, 2, 3
 SCHEDULED, PREEMPTED = 2, 3  # EngineCoreEventType by value
@@ -89,6 +91,7 @@ class Scheduler(Protocol):
 
     running: Sequence[Request]
     kv_cache_manager: Any  # `block_pool`
+    kv_event_publisher: Any
 
     def has_requests(self) -> bool:
         """Return whether a step has anything to do, ended requests to forget included."""
@@ -130,6 +133,41 @@ class Core(Protocol):
         """End the executor and its workers."""
 
 
+class UpstreamKvEvent(Protocol):
+    """The interface of BlockStored, BlockRemoved and AllBlocksCleared, each with a part of this."""
+
+    block_hashes: Sequence[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: Sequence[int]
+    block_size: int
+    lora_name: str | None
+    extra_keys: Sequence[Sequence[object] | None] | None
+    group_idx: int | None
+    kv_cache_spec_kind: str | None
+
+
+class KvEventQueue:
+    """A publisher of KV events, as the scheduler calls it at the end of a step, that keeps them to be taken."""
+
+    def __init__(self, **_settings: object) -> None:
+        self._events: list[UpstreamKvEvent] = []
+
+    def publish(self, events: Any) -> None:
+        """Take a KVEventBatch."""
+        self._events += events.events
+
+    def take(self) -> list[UpstreamKvEvent]:
+        """Return the events since the last call."""
+        taken, self._events = self._events, []
+        return taken
+
+    def get_publisher_config(self) -> None:
+        """Return None: there is no socket that others could be told of."""
+
+    def shutdown(self) -> None:
+        """Do nothing: there is no socket."""
+
+
 @dataclass(frozen=True)
 class Upstream:
     """An installation of vLLM."""
@@ -145,6 +183,7 @@ class Upstream:
     make_kv_transfer_config: Callable[..., object]
     transfer_in_steps: Callable[[], None]
     check_guide: Callable[[Any], None]  # of sampling parameters
+    make_kv_events_config: Callable[[], object]  # with which the scheduler has a KvEventQueue
     request_errors: tuple[type[Exception], ...]  # raised for what a request asks
 
 
@@ -204,6 +243,7 @@ def load_upstream() -> Upstream:
         transfer_in_steps=transfer_in_steps,
         request_errors=(TypeError, ValueError, importlib.import_module("vllm.exceptions").VLLMClientError),
         check_guide=importlib.import_module("vllm.v1.structured_output.backend_xgrammar").validate_xgrammar_grammar,
+        make_kv_events_config=_make_kv_events_config,
     )
 
 
@@ -229,6 +269,15 @@ def _make_core(engine_args: Any) -> Core:
         config, executor.get_class(config), log_stats=True
     )
     return core
+
+
+def _make_kv_events_config() -> object:
+    factory = importlib.import_module("vllm.distributed.kv_events").EventPublisherFactory
+    with contextlib.suppress(KeyError):  # an engine before this one has registered it
+        factory.register_publisher(_PUBLISHER, KvEventQueue)
+    config = importlib.import_module("vllm.config").KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    config.publisher = _PUBLISHER  # its type names vLLM's own alone, and is checked when it is made
+    return config
 
 
 class LoraWeights(Protocol):

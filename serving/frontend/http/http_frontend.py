@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -28,6 +29,8 @@ from serving.frontend.http import generate_json, infer_json
 from serving.frontend.http.histograms import with_histograms
 from serving.frontend.http.http_answers import answer_to, answer_to_status, error_answer, error_body, status_of
 from serving.frontend.http.triton_calls import TritonCalls
+from serving.kv_events.event_hub import EventHub
+from serving.kv_events.http_events import PATH, EventsOverHttp
 from serving.requests.request_parameters import KNOWN_PARAMETERS, TRACEPARENT, TRACESTATE
 from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import RequestError, ServingError, Unavailable
@@ -75,6 +78,8 @@ class HttpFrontend:
         )
         self._upstream: Upstream | None = None
         self._refusal: Unavailable | None = None
+        self._kv_events = EventHub()
+        self._subscribers = EventsOverHttp(self._kv_events)
 
     async def listen(self, setting: Setting) -> None:
         """Take connections from now on."""
@@ -106,6 +111,7 @@ class HttpFrontend:
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{upstream.grpc_port}", options=options)
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
             self._models = ServedModels(self._stub)
+            await self._kv_events.listen(Path(upstream.run_dir))
         if channel is not None:
             await channel.close()
 
@@ -124,6 +130,8 @@ class HttpFrontend:
 
     async def answer_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request of the metrics port."""
+        if request.method == "GET" and request.path == PATH:
+            return await self._subscribers.answer(request)
         if request.method not in {"GET", "HEAD"} or request.path != "/metrics":
             return error_answer(404, "Not Found")
         try:
@@ -139,6 +147,7 @@ class HttpFrontend:
     async def close(self) -> None:
         """Close the connections to Triton."""
         await self.serve(None)
+        await self._kv_events.close()
         await self._session.close()
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:

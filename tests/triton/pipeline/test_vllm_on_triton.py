@@ -6,10 +6,12 @@ import json
 import signal
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_here import needs_prometheus
@@ -19,6 +21,7 @@ from vllm_own_server import ENGINE, MODEL, own_server
 from waiting import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
+from ensemble_configs.chat.prefix_numbers import prompt_prefix
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from observability.dashboards.panels import dashboards, filled_in
 from observability.local_prometheus import LocalPrometheus
@@ -53,7 +56,8 @@ NUM_CALLERS = 6  # beside whom they are lost
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     engine = ENGINE | {"watchdog_s": WATCHDOG_S}
-    text = deployment_text("vllm", engine=engine, endpoints=("ensemble", "ensemble_graph", "tensorrt_llm_bls"))
+    endpoints = ("ensemble", "ensemble_graph", "tensorrt_llm_bls")
+    text = deployment_text("vllm", engine=engine, endpoints=endpoints, kv_events={"tells_tokens": True})
     with RunningServer(text, tmp_path_factory.mktemp("vllm"), ready_s=READY_S) as running:
         yield running
 
@@ -100,6 +104,32 @@ def settled(server: RunningServer) -> tuple[float, float]:
         with contextlib.suppress(AssertionError):  # not told yet
             if seen == (seen := prefix_counts(server)):
                 return seen
+
+
+def told_by(server: RunningServer) -> list[dict[str, Any]]:
+    """Return the events with which a server tells somebody new what its engine holds."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/kv_events", timeout=10) as answer:
+        lines = [answer.readline() for _ in range(3)]
+    engines = json.loads(lines[2].removeprefix(b"data: "))["engines"]
+    return [event for engine in engines for event in engine["events"]]
+
+
+def test_routers_are_told_of_a_prompt_by_its_tokens_and_gateways_by_its_text(server: RunningServer) -> None:
+    prompt = "Routers hear of this prompt, and of each block that it fills. " * 20
+    with TritonClient(server.url) as client:
+        text_of(client, request(prompt, 4))
+    tokens = TOKENIZER.encode(prompt).tolist()
+    whole = tokens[: len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS]
+    numbers = prompt_prefix(text=prompt.encode()).numbers
+    assert len(numbers) >= 4
+
+    def is_told() -> bool:
+        events = told_by(server)
+        held = {number for event in events for number in event.get("numbers", ())}
+        runs = [event["token_ids"] for event in events if event["type"] == "BlockStored"]
+        return any(run[: len(whole)] == whole for run in runs) and held >= set(numbers)
+
+    wait_until(is_told, 10.0)
 
 
 def test_a_shared_beginning_is_found_in_the_prefix_cache_and_counted(server: RunningServer) -> None:

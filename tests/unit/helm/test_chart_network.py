@@ -11,6 +11,7 @@ import pytest
 from chart_here import (
     IMAGES,
     NOTES,
+    ChartRefused,
     Values,
     deployment_values,
     merged,
@@ -227,3 +228,35 @@ def pin_of(rule: Mapping[str, Any]) -> str | None:
         for match in rule["matches"]
     }
     return pin
+
+
+def of_kv_events(tmp_path: Path) -> Values:
+    """Return the values of a deployment that tells routers of its KV blocks."""
+    (tmp_path / "told.yaml").write_text(
+        "name: told\n"
+        "tokenizer: {dir: /models/chat}\n"
+        "engine: {provider: simulated, is_block_reuse: true}\n"
+        'kv_events: {endpoint: "tcp://*:5557", replay_endpoint: "tcp://*:5558", server_name: "{address}:8000"}\n'
+    )
+    return deployment_values(tmp_path / "told.yaml")
+
+
+def test_routers_reach_the_ports_of_kv_events_and_nobody_else_does(tmp_path: Path) -> None:
+    values = of_kv_events(tmp_path)
+    router = {"podSelector": {"matchLabels": {"app": "llm-d-router"}}}
+    documents = render(merged(values, IMAGES, {"network": {"routers": [router]}}))
+    [pod] = pods_of(documents)
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert (ports["kv-5557"], ports["kv-5558"]) == (5557, 5558)
+    [headless] = [each for each in of_kind(documents, "Service") if each["metadata"]["name"].endswith("-pods")]
+    assert {port["port"] for port in headless["spec"]["ports"]} >= {5557, 5558}
+    [policy] = of_kind(documents, "NetworkPolicy")
+    rules = [rule for rule in policy["spec"]["ingress"] if {"port": 5557} in rule["ports"]]
+    assert rules == [{"from": [router], "ports": [{"port": 5557}, {"port": 5558}]}]
+    [unnamed] = of_kind(render(merged(values, IMAGES)), "NetworkPolicy")
+    assert not [rule for rule in unnamed["spec"].get("ingress") or [] if {"port": 5557} in rule.get("ports", ())]
+
+
+def test_a_port_of_kv_events_that_is_another_of_the_pod_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ChartRefused, match="server told tells KV events on port 5557, which is another"):
+        render(merged(of_kv_events(tmp_path), IMAGES, {"ports": {"metrics": 5557}}))

@@ -41,8 +41,8 @@ class Run:
 
     def add(self, prompt: list[int], **sampling: Any) -> int:
         """Queue a request, with its `priority`; it ends at 16 tokens where nothing else is said."""
-        scheduling = Scheduling(priority=sampling.pop("priority", Priority.STANDARD))
         fields: dict[str, Any] = {"max_tokens": 16, "end_id": -1}
+        scheduling = sampling.pop("scheduling", Scheduling(priority=sampling.pop("priority", Priority.STANDARD)))
         params = SamplingParams(**(fields | sampling))
         key = next(self.keys)
         self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=params, scheduling=scheduling))
@@ -70,9 +70,9 @@ class Run:
 
 
 @contextmanager
-def running(**changes: object) -> Iterator[Run]:
+def running(*, tells_kv_events: bool = False, **changes: object) -> Iterator[Run]:
     """Load an engine, and free it."""
-    engine = create_engine(vllm_spec(**changes))
+    engine = create_engine(vllm_spec(**changes), tells_kv_events=tells_kv_events)
     try:
         yield Run(engine)
     finally:

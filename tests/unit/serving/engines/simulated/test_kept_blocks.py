@@ -9,7 +9,9 @@ import pytest
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import GenerationRequest, PerfMetrics, SamplingParams, TokenChunk
 from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.kv_events import BlocksRemoved
 from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.kv_events.held_blocks import HeldBlocks
 
 VOCAB_SIZE = 200
 PROMPT = [20, 30, 40]
@@ -21,7 +23,7 @@ class Bench:
     def __init__(self, **spec: object) -> None:
         data = {"provider": "simulated", "vocab_size": VOCAB_SIZE, "kv_block_tokens": 4} | spec
         self.clock = VirtualClock()
-        self.engine = SimulatedEngine(SimulatedEngineSpec.model_validate(data), self.clock)
+        self.engine = SimulatedEngine(SimulatedEngineSpec.model_validate(data), self.clock, tells_kv_events=True)
         self._keys = itertools.count(1)
 
     def chunks(self, prompt: Any = None, max_tokens: Any = 8, **sampling: Any) -> list[TokenChunk]:
@@ -114,3 +116,40 @@ def test_the_lowest_priority_goes_first_when_others_need_the_room() -> None:
     while bench.engine.has_work:
         bench.engine.step()
     assert (num_reused(bench, cheap), num_reused(bench, dear)) == (0, 3)
+
+
+def test_with_block_reuse_the_blocks_of_all_requests_are_kept_and_the_oldest_go_first() -> None:
+    bench = Bench(is_block_reuse=True, num_kv_blocks=16)
+    first = bench.perf(LONG)
+    assert first.kv_cache_reused_blocks == 0
+    assert num_reused(bench) == 3  # the last token is computed in any case
+    for number in range(3):
+        bench.tokens([100 + 20 * number + index for index in range(16)])
+    assert num_reused(bench) == 0
+
+
+def test_events_tell_what_is_kept_as_it_comes_and_goes() -> None:
+    bench = Bench(is_block_reuse=True, num_kv_blocks=16)
+    held = HeldBlocks(4)
+    gone = 0
+    for number in range(40):
+        prompt = [20 + (7 * number + index) % 150 for index in range(4 + number % 30)]
+        reused = len(held.prompt_blocks(prompt[:-1], adapter=None, salt=None))
+        perf = bench.perf(prompt)
+        for event in bench.engine.take_kv_events():
+            held.apply(event)
+            gone += len(event.block_hashes) if isinstance(event, BlocksRemoved) else 0
+        # Of what was held some may have given way to this very request.
+        assert perf.kv_cache_reused_blocks is not None
+        assert perf.kv_cache_reused_blocks <= reused
+        assert len(held) == len(bench.engine._retained._kept)
+    assert gone > 20
+
+
+def test_an_engine_that_is_not_to_tell_tells_nothing() -> None:
+    spec = SimulatedEngineSpec(provider="simulated", is_block_reuse=True)
+    engine = SimulatedEngine(spec, VirtualClock())
+    engine.add(GenerationRequest(key=1, input_ids=list(range(64)), sampling=SamplingParams(max_tokens=1)))
+    while engine.has_work:
+        engine.step()
+    assert engine.take_kv_events() == []

@@ -34,6 +34,7 @@ UPSTREAM = Upstream(
     make_structured_outputs=lambda **of: made(**{"grammar": None, "json": None, "json_object": None} | of),
     make_request=made, make_lora_request=made, make_kv_transfer_config=made, request_errors=(TypeError, ValueError),
     check_guide=refuse, transfer_in_steps=lambda: None,
+    make_kv_events_config=made,
 )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The KV blocks of finished requests that are kept for reuse, because the request asked for it (`retention_*`).
+"""The KV blocks of finished requests that are kept for reuse: of a request that asks for it (`retention_*`), or of all.
 
 A block is known by all tokens up to its end. Kept blocks count as free: when others need the room, the lowest priority
 goes first, and among equal priorities the oldest.
 """
 
+import hashlib
 import heapq
 import itertools
 from array import array
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from serving.engines.seam.base import SamplingParams
+from serving.engines.seam.kv_events import BlocksRemoved, BlocksStored, KvEvent
 from serving.engines.seam.kv_retention import retained_ranges
+
+_USUAL_PRIORITY = 35  # upstream's, of blocks for which nobody asked
 
 
 class _Kept(NamedTuple):
@@ -26,10 +30,15 @@ class RetainedBlocks:
 
     Args:
         block_tokens: tokens of one block.
+        are_all_kept: blocks of requests that do not say are kept, too.
+        tells_events: whether `take_events` has something to return.
     """
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, *, are_all_kept: bool = False, tells_events: bool = False) -> None:
         self._block_tokens = block_tokens
+        self._usual = (_USUAL_PRIORITY, None) if are_all_kept else None
+        self._tells_events = tells_events
+        self._events: list[KvEvent] = []
         # By the tokens' bytes: Python keeps the hash of those, and of a tuple takes it anew each time.
         self._kept: dict[bytes, _Kept] = {}
         self._numbers = itertools.count()
@@ -50,18 +59,36 @@ class RetainedBlocks:
         token_ids = (input_ids + output_ids)[:-1]
         known = _Tokens(token_ids)
         for start in range(0, len(token_ids) - self._block_tokens + 1, self._block_tokens):
-            wish = _wish(sampling, start, num_prompt_tokens=len(input_ids))
+            wish = _wish(sampling, start, num_prompt_tokens=len(input_ids)) or self._usual
             if wish is not None:
                 priority, duration_ms = wish
                 until_s = float("inf") if duration_ms is None else now_s + duration_ms / 1000
                 kept = _Kept(priority, next(self._numbers), until_s)
-                self._kept[known.up_to(start + self._block_tokens)] = kept
+                tokens = known.up_to(start + self._block_tokens)
+                if self._tells_events and tokens not in self._kept:
+                    self._tell_stored(tokens, token_ids[start : start + self._block_tokens])
+                self._kept[tokens] = kept
+
+    def take_events(self) -> list[KvEvent]:
+        """Return what was kept and given up since the last call."""
+        taken, self._events = self._events, []
+        return taken
+
+    def _tell_stored(self, tokens: bytes, token_ids: list[int]) -> None:
+        before = tokens[: len(tokens) - self._block_tokens * array("q").itemsize]
+        parent_hash = _hash(before) if before else None
+        self._events.append(BlocksStored([_hash(tokens)], parent_hash, token_ids, self._block_tokens))
+
+    def _give_up(self, tokens: bytes) -> None:
+        del self._kept[tokens]
+        if self._tells_events:
+            self._events.append(BlocksRemoved([_hash(tokens)]))
 
     def _shrink(self, num_free_blocks: int, now_s: float) -> None:
         for known in [known for known, kept in self._kept.items() if kept.until_s <= now_s]:
-            del self._kept[known]
+            self._give_up(known)
         for known in heapq.nsmallest(len(self._kept) - num_free_blocks, self._kept, key=self._kept.__getitem__):
-            del self._kept[known]
+            self._give_up(known)
 
 
 class _Tokens:
@@ -73,6 +100,10 @@ class _Tokens:
     def up_to(self, end: int) -> bytes:
         """Return what stands for the first `end` tokens."""
         return self._bytes[: end * array("q").itemsize]
+
+
+def _hash(tokens: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(tokens, digest_size=8).digest(), "big")
 
 
 def _wish(sampling: SamplingParams, start: int, *, num_prompt_tokens: int) -> tuple[int, int | None] | None:
