@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the study of vLLM's engine makes of cancels and of texts, and how the page of figures shows them."""
+"""Tests of the cancels and texts in the study of vLLM's engine, and of their rows on the page of figures."""
 
 import re
 import time
