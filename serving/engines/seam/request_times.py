@@ -25,8 +25,9 @@ class RequestTimes:
         self.last_token_ns = time.time_ns()
         self.first_token_ns = self.first_token_ns or self.last_token_ns
 
-    def perf(self, **known: int | None) -> PerfMetrics | None:
+    def perf(self, *, kv_cache_transfer_ms: float | None = None, **known: int | None) -> PerfMetrics | None:
         """Return the times with `known` fields of `PerfMetrics`; None before the first token."""
         if not self.first_token_ns:
             return None
-        return PerfMetrics(self.arrival_ns, self.first_scheduled_ns, self.first_token_ns, self.last_token_ns, **known)
+        times = (self.arrival_ns, self.first_scheduled_ns, self.first_token_ns, self.last_token_ns)
+        return PerfMetrics(*times, kv_cache_transfer_ms=kv_cache_transfer_ms, **known)

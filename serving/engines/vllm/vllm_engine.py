@@ -37,6 +37,7 @@ from serving.engines.vllm.vllm_sampling import sampling_params
 from serving.engines.vllm.vllm_start import openmp_note
 from serving.engines.vllm.vllm_transfer import (
     POLL_S,
+    TransferTimes,
     cached_tokens,
     extra_arguments,
     pack,
@@ -57,12 +58,14 @@ class _Running:
     request: Request
     times: RequestTimes = field(default_factory=RequestTimes)
     num_cached_tokens: int | None = None
+    transfer_ms: float | None = None
 
     def perf(self) -> PerfMetrics | None:
         """Return what is known of the request; None before its first token."""
         return self.times.perf(
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.request.num_preemptions,
+            kv_cache_transfer_ms=self.transfer_ms,
             **draft_counts(self.request),
         )
 
@@ -112,6 +115,7 @@ class VllmEngine(Engine):
         self._running: dict[str, _Running] = {}
         self._num_steps = 0
         self._num_preemptions = 0
+        self._transfer_times = TransferTimes()
         unmet = CAPABILITIES.unmet(spec)
         self.info = EngineInfo(
             provider=spec.provider,
@@ -208,6 +212,7 @@ class VllmEngine(Engine):
         self._num_steps += 1
         if not outputs:
             return failed
+        self._transfer_times.note(outputs[0].scheduler_stats)
         return failed + [chunk for output in outputs[0].outputs if (chunk := self._chunk(output)) is not None]
 
     def _chunk(self, output: Output) -> TokenChunk | None:
@@ -246,6 +251,8 @@ class VllmEngine(Engine):
                 self._num_preemptions += 1
         if output.prefill_stats is not None and running.num_cached_tokens is None:
             running.num_cached_tokens = cached_tokens(output.prefill_stats, running.request.kv_transfer_params)
+            if output.prefill_stats.num_external_cached_tokens:
+                running.transfer_ms = self._transfer_times.next_ms()
 
     def take_kv_events(self) -> list[KvEvent]:
         """Return what the steps since the last call did; a cancel frees blocks, and each of them is held until used."""

@@ -8,6 +8,7 @@ Source: vllm 0.32.0, `vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_sch
 
 import hashlib
 import socket
+from collections import deque
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ import msgspec
 from ensemble_configs.spec.engine.kv_transfer_spec import KvTransferSpec
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.seam.base import GenerationRequest
-from serving.engines.vllm.vllm_upstream import PrefillStats, Upstream
+from serving.engines.vllm.vllm_upstream import PrefillStats, SchedulerStats, Upstream
 from trireme.base.errors import RequestError
 from trireme.base.free_ports import free_ports
 from trireme.base.known_types import known
@@ -25,6 +26,7 @@ _FIELD = "context_phase_params"
 _PARAMS = "kv_transfer_params"  # in the extra arguments of vLLM's sampling parameters, and in the last output
 _CACHED = "remote_prefill_cached_tokens"
 _ROLES = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
+_MOST_ENDED = 64  # transfers of requests that were cancelled meanwhile
 POLL_S = 0.001  # an engine that only waits for blocks to come or go leaves its core to others for so long
 
 
@@ -119,6 +121,26 @@ def extra_arguments(request: GenerationRequest) -> dict[str, Any]:
             f"{_FIELD} is of another prompt or adapter; send that of this request, or leave it out", field=_FIELD
         )
     return {_PARAMS: handed.params}
+
+
+class TransferTimes:
+    """The times of transfers that have ended, for the requests that they were for.
+
+    vLLM tells them by step and in no order of requests, so that of requests whose blocks came together one may be told
+    another's time; their sum is right.
+    """
+
+    def __init__(self) -> None:
+        self._ended_ms: deque[float] = deque(maxlen=_MOST_ENDED)
+
+    def note(self, stats: SchedulerStats | None) -> None:
+        """Take the times of a step."""
+        if stats is not None and stats.kv_connector_stats:
+            self._ended_ms.extend(1000 * seconds for seconds in stats.kv_connector_stats["transfer_duration"])
+
+    def next_ms(self) -> float | None:
+        """Return the time of a transfer, in milliseconds, once; None: there was none."""
+        return self._ended_ms.popleft() if self._ended_ms else None
 
 
 def cached_tokens(stats: PrefillStats, params: Mapping[str, Any] | None) -> int:

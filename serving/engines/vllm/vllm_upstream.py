@@ -43,6 +43,12 @@ class PrefillStats(Protocol):
     num_external_cached_tokens: int  # from another engine
 
 
+class SchedulerStats(Protocol):
+    """The interface of SchedulerStats, of a step."""
+
+    kv_connector_stats: Mapping[str, Sequence[float]] | None  # `transfer_duration`, seconds of each that has ended
+
+
 class LogProbs(Protocol):
     """The interface of LogprobsLists: ``[tokens, 1 + asked for]``, the chosen token first."""
 

@@ -86,6 +86,9 @@ def test_an_answer_is_that_of_one_engine_and_no_block_is_left(prefill: Run, deco
         assert found.finish_reason is FinishReason.LENGTH
         assert found.perf is not None
         assert found.perf.num_cached_tokens == 0  # the other engine had none of it, either
+        if num_tokens > BLOCK_TOKENS:  # of less vLLM counts nothing as come from elsewhere
+            assert found.perf.kv_cache_transfer_ms is not None
+            assert 0 < found.perf.kv_cache_transfer_ms < 10_000
         wait_until_free(prefill, LEASE_S / 2)
         wait_until_free(decode, 2)
         assert found.token_ids == asked(prefill, prompt).token_ids, num_tokens
