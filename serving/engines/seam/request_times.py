@@ -29,5 +29,11 @@ class RequestTimes:
         """Return the times with `known` fields of `PerfMetrics`; None before the first token."""
         if not self.first_token_ns:
             return None
-        times = (self.arrival_ns, self.first_scheduled_ns, self.first_token_ns, self.last_token_ns)
-        return PerfMetrics(*times, kv_cache_transfer_ms=kv_cache_transfer_ms, **known)
+        return PerfMetrics(
+            self.arrival_ns,
+            self.first_scheduled_ns,
+            self.first_token_ns,
+            self.last_token_ns,
+            kv_cache_transfer_ms=kv_cache_transfer_ms,
+            **known,
+        )
