@@ -96,7 +96,11 @@ _PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "chunked prefill": measured_tables.chunked_prefill,
     },
     "parallelism": {"layouts": planned_tables.parallelism, "published": planned_tables.published},
-    "disaggregation": {"split": planned_tables.split, "chunked prefill": measured_tables.chunked_prefill},
+    "disaggregation": {
+        "split": planned_tables.split,
+        "chunked prefill": measured_tables.chunked_prefill,
+        "prefill apart": measured_tables.prefill_apart,
+    },
     "latency_or_throughput": {"trade": planned_tables.trade, "overload": admission_page.overload},
     "quantization": {"measured": quantization, "planned": planned_tables.formats},
     "self_hosted_or_managed": {"managed": managed, "levers": levers},

@@ -98,6 +98,38 @@ def chunked_prefill() -> str:
     return _table(header, rows, "chunked_prefill_demo_cpu")
 
 
+def prefill_apart() -> str:
+    """Return what a hand-over adds to a prompt's TTFT, and what it spares the streams beside the prompt."""
+    found = latest("prefill_apart")
+    lone = [
+        [
+            f"{row['prompt_tokens']:,}",
+            *(f"{row['ttft_ms'][side]:.0f} ms" for side in ("together", "shared", "apart")),
+            f"{row['added_ms']['median']:+.0f} ms ({row['added_ms']['low']:+.0f} to {row['added_ms']['high']:+.0f})",
+        ]
+        for row in found["lone"]
+    ]
+    names = {
+        "together": "one engine, both cores",
+        "shared": "two engines, a core each, that share the streams",
+        "apart": "one prefills, one decodes, a core each",
+    }
+    beside = [
+        [
+            names[side],
+            f"{row['p99_itl_ms_alone']:.0f} ms",
+            f"{row['p99_itl_ms_beside']:.0f} ms, {with_interval(row['ratio'])}",
+            f"{row['ttft_ms']:,.0f} ms",
+        ]
+        for side, row in found["beside"].items()
+    ]
+    header = ["prompt, alone", "TTFT, both cores", "one core", "apart", "apart over one core"]
+    streams = f"p99 ITL of {found['streams']} streams"
+    tokens = f"{found['long_prompt_tokens']:,} tokens"
+    second = _table([streams, "alone", f"beside a prompt of {tokens}, ratio", "its TTFT"], beside, "prefill_apart")
+    return f"{markdown_table(header, lone)}\n\n{second}"
+
+
 def long_texts() -> str:
     """Return the p99 of short requests beside a client that sends megabytes of text."""
     rows = []
