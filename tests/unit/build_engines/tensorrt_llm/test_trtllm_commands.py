@@ -34,7 +34,7 @@ MODELS = {
     "llama-3.1-8b": "llama-3.1-8b", "llama-3-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b",
     "llama-2-7b": "llama-2-7b", "mixtral-8x7b": "mixtral-8x7b", "qwen2.5-7b": "qwen2.5-7b", "deepseek": "deepseek-v3",
 }  # fmt: skip
-GPU_RECIPES = [name for name in recipe_names() if not name.startswith("demo")]
+GPU_RECIPES = [name for name in recipe_names() if isinstance(load_recipe(name), TensorRtRecipe | PyTorchRecipe)]
 
 
 def model_of(name: str) -> str:
