@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that computes prompts for others: the connection, the requests on it, and whether to ask it now."""
 
-import contextlib
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from ensemble_configs.spec.engine.prefill_servers_spec import PrefillServersSpec
 from serving.disaggregation.prefill_message import Answer, answer_of
-from trireme.base.errors import ServingError, SpecError, Unavailable
+from trireme.base.errors import Unavailable
 
 # A server that fails is left alone for so long, and twice as long each time, so that no prompt waits for it.
 _FIRST_PAUSE_S = 0.5
@@ -54,9 +53,9 @@ class PrefillServer:
         except grpc.aio.AioRpcError as exc:
             await self._leave_alone()
             raise Unavailable(f"{self.url}: {exc.code().name}: {exc.details()}", reason=PREFILL_FAILED) from exc
-        except OSError as exc:  # a file with a certificate or key
+        except (OSError, ValueError) as exc:  # a file with a certificate or key
             await self._leave_alone()
-            raise SpecError(f"prefill_servers: {exc}", field="prefill_servers") from exc
+            raise Unavailable(f"{self.url} cannot be asked: {exc}", reason=PREFILL_FAILED) from exc
         finally:
             self.num_asked -= 1
         self._pause_s = 0.0
@@ -88,8 +87,7 @@ class PrefillServer:
         self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
         self._is_away_until_s = time.monotonic() + self._pause_s
         if self.num_asked <= 1:  # else those that run would end with it
-            with contextlib.suppress(ServingError):
-                await self.close()
+            await self.close()
 
     def _open(self) -> Any:
         address = self.url.removeprefix("grpc://")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way to an engine by way of prefill servers: a long prompt is computed there, and its answer is made here."""
 
-import logging
 import threading
 from collections.abc import Callable
 
@@ -12,8 +11,6 @@ from serving.engine_process.engine_client import EngineClient
 from serving.engines.seam.base import GenerationRequest
 from serving.requests.prompt_batch import Row
 from trireme.base.errors import RequestError
-
-_log = logging.getLogger("trireme.disaggregation")
 
 
 def refuse_handed_over(tensors: Row) -> None:
@@ -91,17 +88,21 @@ class PrefilledEngine:
 
     def _go_on(self, key: int, phase: bytes | None) -> None:
         with self._lock:
-            found = self._asked.pop(key, None)
-            is_cancelled = key in self._cancelled
-            self._cancelled.discard(key)
+            found = self._asked.get(key)
         if found is None:  # the engine has died meanwhile
             return
         request, request_id = found
         sampling = msgspec.structs.replace(request.sampling, context_phase_params=phase)
+        failure: Exception | None = None
         try:
             self._engine.submit(msgspec.structs.replace(request, sampling=sampling), request_id=request_id)
         except Exception as exc:
-            self._on_failure(key, exc)
-            return
-        if is_cancelled:
+            failure = exc
+        with self._lock:  # not before: a cancel that comes first would be of a key that the engine does not know
+            self._asked.pop(key, None)
+            is_cancelled = key in self._cancelled
+            self._cancelled.discard(key)
+        if failure is not None:
+            self._on_failure(key, failure)
+        elif is_cancelled:
             self._engine.cancel(key)

@@ -54,12 +54,14 @@ class EventLink:
         self._places = PromptPlaces(self._held)
         self._socket: socket.socket | None = None
         self._next_try_s = 0.0
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
     def tell(self, news: StepNews) -> None:
         """Hand on the news of a step; returns at once."""
-        self._news.put(news)
+        if not self._is_over:  # else nobody would take it
+            self._news.put(news)
 
     def close(self) -> None:
         """End the link; what was handed on is told first."""
@@ -83,6 +85,7 @@ class EventLink:
         except Exception:  # the engine serves on, and nobody hears of its cache
             _log.exception("KV events are told no longer")
         finally:
+            self._is_over = True
             self._hang_up()
 
     def _take(self, news: StepNews) -> list[ToldEvent]:

@@ -18,7 +18,7 @@ from ensemble_configs.spec.engine.kv_transfer_spec import KvTransferSpec
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.seam.base import GenerationRequest
 from serving.engines.vllm.vllm_upstream import PrefillStats, SchedulerStats, Upstream
-from trireme.base.errors import RequestError
+from trireme.base.errors import RequestError, SpecError
 from trireme.base.free_ports import free_ports
 from trireme.base.known_types import known
 
@@ -73,11 +73,19 @@ def transfer_settings(spec: KvTransferSpec | None) -> dict[str, str]:
     """Return the environment variables that vLLM's connector reads when the engine's process begins.
 
     Raises:
-        OSError: the machine's own name has no address.
+        SpecError: the machine's own name has no address.
     """
     if spec is None:
         return {}
-    host = spec.host or socket.gethostbyname(socket.gethostname())
+    name = socket.gethostname()
+    try:
+        host = spec.host or socket.gethostbyname(name)
+    except OSError as exc:
+        raise SpecError(
+            f"engine.kv_transfer.host is not named, and this machine's own name, {name}, has no address ({exc}); set "
+            "it to the address at which other engines reach this machine",
+            field="engine.kv_transfer.host",
+        ) from exc
     port = spec.port or free_ports(1)[0]
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
 

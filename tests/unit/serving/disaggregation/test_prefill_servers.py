@@ -218,6 +218,7 @@ def test_a_key_goes_with_each_prompt_as_the_file_has_it(tmp_path: Path) -> None:
         assert [one["x-key"] for one in server.stream_metadata] == ["first", "second"]
         key.unlink()
         assert run.ask(3) is None
+        assert run.outcomes == ["computed", "computed", "failed"]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

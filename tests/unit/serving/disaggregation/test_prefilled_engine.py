@@ -98,6 +98,22 @@ def test_a_cancelled_request_is_handed_to_the_engine_and_cancelled_there() -> No
     assert not made.prefilled.cancel(1), "from here on it is the engine's"
 
 
+def test_a_cancel_while_the_request_is_handed_to_the_engine_reaches_the_engine_behind_the_request() -> None:
+    made = Made()
+    assert made.submit(1)
+    seen: list[str] = []
+
+    def submit(request: GenerationRequest, *, request_id: str = "") -> None:
+        assert request_id == "id 1"
+        assert made.prefilled.cancel(request.key), "the engine does not know the key yet"
+        seen.append("submitted")
+
+    made.engine.submit = submit  # type: ignore[method-assign]
+    made.engine.cancel = lambda key: seen.append(f"cancelled {key}")  # type: ignore[method-assign]
+    made.servers.asked[1](b"phase")
+    assert seen == ["submitted", "cancelled 1"]
+
+
 def test_a_request_whose_engine_died_meanwhile_is_forgotten() -> None:
     made = Made()
     assert made.submit(1)

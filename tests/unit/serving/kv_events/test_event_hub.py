@@ -310,6 +310,27 @@ def test_what_nobody_can_read_ends_one_engine_s_telling_alone(tmp_path: Path, ca
     asyncio.run(run())
 
 
+def test_a_link_that_breaks_gathers_nothing_and_its_engine_serves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    teller = Teller(tmp_path)
+
+    def breaks(_news: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(teller.link, "_take", breaks)
+    teller.ask(100)
+    teller.link._thread.join(10.0)
+    assert "KV events are told no longer" in caplog.text
+    for number in range(5):
+        teller.ask(200 + number)
+    # What came before the thread had ended is all that is left.
+    num_left = teller.link._news.qsize()
+    teller.ask(300)
+    assert teller.link._news.qsize() == num_left
+    teller.close()
+
+
 def test_a_batch_of_vllm_has_three_parts_and_its_maps_the_fields_that_routers_name() -> None:
     stored = BlocksStored([2**64 - 1, 7], None, [1, 2, 3, 4], 2, "poet", "ada", 0, "full_attention")
     payload = vllm_batch(12.5, [stored, AllBlocksCleared()])

@@ -144,6 +144,14 @@ def test_engines_that_hand_kv_cache_over_have_an_address_of_their_own(tmp_path: 
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" not in plan_vllm_start(spec(), {}, tmp_path).environment
 
 
+def test_a_machine_whose_name_has_no_address_is_told_to_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "no.such.name.invalid")
+    with pytest.raises(SpecError, match=r"engine.kv_transfer.host is not named, and .*no.such.name.invalid"):
+        plan_vllm_start(spec(kv_transfer={}), {}, tmp_path)
+
+
 def test_versions_are_taken_refused_or_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     check_version(None, "0.32.0")
     check_version("0.32", "0.32.1+cpu")
