@@ -15,9 +15,7 @@ _ADDRESS = re.compile(r"(?:grpcs?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0
 def _is_address(value: str) -> str:
     found = _ADDRESS.fullmatch(value)
     if found is None or not 1 <= int(found[1]) <= 65535:
-        raise ValueError(
-            f"an address is host:port of a server's gRPC port, or grpcs://host:port with TLS; got {value!r}"
-        )
+        raise ValueError("an address is host:port of a server's gRPC port, or grpcs://host:port with TLS")
     return value
 
 
