@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from serving.engines.vllm.vllm_groups import share_one_group
 from trireme.base.errors import SpecError
 
 _log = logging.getLogger("trireme.engine")
@@ -274,6 +275,8 @@ def _make_core(engine_args: Any) -> Core:
     core: Core = importlib.import_module("vllm.v1.engine.core").EngineCore(
         config, executor.get_class(config), log_stats=True
     )
+    if config.parallel_config.world_size_across_dp == 1 and config.device_config.device_type == "cpu":
+        share_one_group()
     return core
 
 

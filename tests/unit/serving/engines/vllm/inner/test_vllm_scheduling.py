@@ -2,6 +2,7 @@
 """Tests of who is computed first on vLLM's real CPU build, of long prompts in chunks, and of a KV cache in FP8."""
 
 import statistics
+from pathlib import Path
 
 import pytest
 from vllm_runs import Run, running
@@ -18,6 +19,13 @@ def order(run: Run) -> list[int]:
     while run.engine.has_work:
         keys |= {chunk.key: None for chunk in run.engine.step() if chunk.token_ids}
     return [*keys]
+
+
+def test_one_rank_has_one_process_group_and_the_thread_of_one() -> None:
+    with running() as run:
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        assert names.count("gloo_tcp_loop") == 1
+        assert len(run.ask(PROMPT, max_tokens=8).token_ids) == 8
 
 
 def test_waiting_requests_begin_by_their_class_and_then_by_arrival() -> None:
