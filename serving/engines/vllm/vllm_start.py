@@ -84,12 +84,22 @@ def plan_vllm_start(spec: VllmEngineSpec, environ: Mapping[str, str], run_dir: P
 def _threads(spec: VllmEngineSpec) -> dict[str, str]:
     """Return the settings of a CPU's threads.
 
-    Unbound, the threads keep to the cores that the deployment gives the release (`placement.cpus`). Without a number
-    and a time to spin, Intel's OpenMP spins for 200 ms after each step: 15.8 instead of 1.3 ms a step
+    Not bound by vLLM, the threads keep to the cores that the deployment gives the release (`placement.cpus`). Without a
+    number and a time to spin, Intel's OpenMP spins for 200 ms after each step: 15.8 instead of 1.3 ms a step
     (docs/vllm_behaviour.md, cost of a step). Each rank has as many.
+
+    The threads of a lone rank that has all cores are bound by OpenMP, each to a core: whatever wakes beside them could
+    have two of them meet on one core, where each step waits for both. Fewer threads than cores are not: those of
+    another engine would be bound to the same cores.
     """
     num_threads = spec.num_threads or max(1, len(os.sched_getaffinity(0)) // spec.world_size)
-    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "KMP_BLOCKTIME": "1"}
+    bound = {"KMP_AFFINITY": "granularity=fine,compact"} if spec.num_threads is None and spec.world_size == 1 else {}
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(num_threads),
+        "KMP_BLOCKTIME": "1",
+        **bound,
+    }
 
 
 def openmp_note(pid: int | str) -> str:

@@ -89,6 +89,17 @@ def test_the_cores_of_a_cpu_are_divided_among_the_ranks(monkeypatch: pytest.Monk
     assert threads(tp_size=4, num_threads=5) == "5"
 
 
+def test_threads_are_bound_where_one_engine_has_a_thread_on_each_core() -> None:
+    def is_bound(**changes: object) -> bool:
+        on_cpu = spec(device="cpu", kv_cache_bytes=2**26, **changes)
+        return "KMP_AFFINITY" in plan_vllm_start(on_cpu, {}, SHORT).environment
+
+    assert is_bound()
+    assert not is_bound(num_threads=1), "another engine may have the other cores"
+    assert not is_bound(tp_size=2), "each rank would be bound to the same cores"
+    assert "KMP_AFFINITY" not in plan_vllm_start(spec(), {}, SHORT).environment
+
+
 def test_a_folder_too_deep_for_the_sockets_of_ranks_is_refused_by_name() -> None:
     deep = Path("/" + 60 * "d")
     plan_vllm_start(spec(), {}, deep)
