@@ -255,14 +255,18 @@ def load_upstream() -> Upstream:
 
 
 def transfer_in_steps() -> None:
-    """Have the connector move blocks in the engine's steps, and not in a thread that polls without a pause.
+    """Have the connector move blocks in the engine's steps, on the cores that the engine has.
 
-    NIXL's thread takes a whole core of the host, idle or not (`pthrDelay = 0` in `nixl_agent` of nixl 1.5.1), which an
-    engine on the host needs for itself. An engine with blocks to move has steps. vLLM has no setting for the thread.
+    NIXL's thread polls without a pause and takes a whole core of the host, idle or not (`pthrDelay = 0` in `nixl_agent`
+    of nixl 1.5.1), which an engine on the host needs for itself. An engine with blocks to move has steps. vLLM has no
+    setting for the thread. And its connector binds the thread that steps to the last core of the host, whichever cores
+    the deployment gives, and those of other engines with it (`nixl/base_worker.py`, `rsv_cores_for_kv`).
     """
     worker: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker")
     if worker.nixl_agent_config is not None:  # None: there is no nixl, as vLLM says when it makes the connector
         worker.nixl_agent_config = functools.partial(worker.nixl_agent_config, enable_prog_thread=False)
+    platform: Any = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    platform.discover_numa_topology = list  # asked for that core alone
 
 
 def _make_core(engine_args: Any) -> Core:

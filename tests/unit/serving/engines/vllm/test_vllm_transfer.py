@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV cache from one real engine of vLLM to another, each in a process of its own as the server starts it."""
 
+import os
 import random
 import time
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 from engine_elsewhere import EngineElsewhere
 from vllm_environment import WHY_NOT, is_there, vllm_spec
@@ -92,6 +94,16 @@ def test_an_answer_is_that_of_one_engine_and_no_block_is_left(prefill: Run, deco
         wait_until_free(prefill, LEASE_S / 2)
         wait_until_free(decode, 2)
         assert found.token_ids == asked(prefill, prompt).token_ids, num_tokens
+
+
+def test_engines_that_hand_over_keep_the_cores_that_they_were_given(prefill: Run, decode: Run) -> None:
+    assert prefill.engine.info.num_kv_blocks == decode.engine.info.num_kv_blocks  # both are there
+    engines = [
+        child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in child.cmdline()
+    ]
+    assert len(engines) == 2
+    for engine in engines:
+        assert set(engine.cpu_affinity()) == os.sched_getaffinity(0)
 
 
 def test_what_the_other_engine_found_in_its_cache_is_what_is_told(prefill: Run, decode: Run) -> None:
