@@ -43,9 +43,9 @@ unit: setup ## The tests that take no server, no other program and no seconds
 triton-test: tools ## Only the tests on the real Triton
 	$(TRITON) $(ARGS)
 
-soak: tools bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result)
+soak: tools bench-tools aisimulate ## The full counts of the long checks, and one result of them (ARGS="-k fuzz": a part, no result; KEEP=fuzz: with one)
 	@$(SETUP) --only build-cpu encoder
-	$(RUN) benchmarks.soak $(OPTIONS) --timeout 7200 -o faulthandler_timeout=0 -- $(ARGS)
+	$(RUN) benchmarks.soak $(if $(KEEP),--keep $(KEEP)) $(OPTIONS) --timeout 7200 -o faulthandler_timeout=0 -- $(ARGS)
 
 hour: setup ## The hour of a hostile client, and its result; nothing may run beside it
 	$(RUN) pytest $(OPTIONS) -n 0 -m hour $(ARGS)

@@ -2,9 +2,11 @@
 """The run of the long tests (`make soak`), and its one result.
 
 The result says of which commit it is, how every test ended, which goals were missed, and what was measured. No figure
-of another run is in it; a run of a part of the tests writes none.
+of another run is in it. A run of a part of the tests writes none, unless a name is given: then the result is of that
+name and says which part.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -83,14 +85,16 @@ def result_of(reports: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def run(options: Sequence[str], narrowed: Sequence[str]) -> int:
+def run(options: Sequence[str], narrowed: Sequence[str], *, keep: str | None = None) -> int:
     """Run the long tests and write their result; return 1 where one failed, 2 where the tree is no commit.
 
     Args:
         options: of pytest, in any run.
-        narrowed: of pytest, for a part of the tests, which makes no result.
+        narrowed: of pytest, for a part of the tests, which makes no result without `keep`.
+        keep: the name of the part, for a result `soak_NAME`.
     """
-    if not narrowed and not is_clean(commit()):
+    is_kept = keep is not None or not narrowed
+    if is_kept and not is_clean(commit()):
         print(
             f"soak: its result would be of no commit ({commit()}); commit first, or run a part: make soak ARGS='-k x'"
         )
@@ -102,10 +106,17 @@ def run(options: Sequence[str], narrowed: Sequence[str]) -> int:
             command = [sys.executable, "-m", "pytest", *options, *part, "--junit-xml", str(report), *narrowed]
             ended = subprocess.run(command, check=False).returncode
             status = status if ended in {0, NO_TESTS} else 1
-        if not narrowed:
+        if is_kept:
             others = sorted(name for name, when in _written().items() if before.get(name) != when)
-            found = {"benchmark": "soak", "environment": begun, **result_of(reports), "other_results": others}
-            print(f"written to {write_result('soak', found)}")
+            part_of = {"part": list(narrowed)} if narrowed else {}
+            found = {
+                "benchmark": "soak",
+                "environment": begun,
+                **part_of,
+                **result_of(reports),
+                "other_results": others,
+            }
+            print(f"written to {write_result(f'soak_{keep}' if keep else 'soak', found)}")
     return status
 
 
@@ -115,5 +126,8 @@ def _written() -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Run the long tests; options before -- are of pytest in any run.")
+    parser.add_argument("--keep", metavar="NAME", help="write the result of a part of the tests, as soak_NAME")
     at = sys.argv.index("--")
-    sys.exit(run(sys.argv[1:at], sys.argv[at + 1 :]))
+    asked, options = parser.parse_known_args(sys.argv[1:at])
+    sys.exit(run(options, sys.argv[at + 1 :], keep=asked.keep))

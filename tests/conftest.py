@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from postgres_here import PostgresServer
     from redis_here import RedisServer
 
+    from benchmarks.soak import Evidence
+
 # Files of a minute and more begin: of files side by side the one that begins last would run alone at the end.
 LONG = (
     "test_trtllm_ranks",
@@ -125,6 +127,14 @@ def redis_server() -> "Iterator[RedisServer]":
         pytest.skip(WHY_NOT)
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture
+def evidence(request: pytest.FixtureRequest) -> "Evidence":
+    """Return what a long test puts its figures into, and holds its goals by."""
+    from benchmarks.soak import Evidence  # noqa: PLC0415 - only where it is used
+
+    return Evidence(request.node.user_properties)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,6 +17,7 @@ from running_server import RunningServer, deployment_text
 from vllm_own_server import ENGINE, MODEL
 from waiting import wait_idle, wait_until
 
+from benchmarks.soak import Evidence
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.telemetry.request_metrics import PREFILL_OUTCOMES
@@ -103,7 +104,8 @@ def num_long(requests: list[GenerateRequest]) -> int:
     )
 
 
-def check_text(prefill: RunningServer, decode: RunningServer, seed: int, count: int) -> None:
+def check_text(prefill: RunningServer, decode: RunningServer, seed: int, count: int) -> Counter[str]:
+    """Compare the text to that of one server, and return what became of the long prompts."""
     requests = requests_of(seed, count)
     before = outcomes(decode)
     found = answers_of(decode, requests, 4)
@@ -111,6 +113,7 @@ def check_text(prefill: RunningServer, decode: RunningServer, seed: int, count: 
     wait_until(lambda: outcomes(decode) - before == Counter(computed=num_long(requests)), 10)
     wait_idle(decode, 10)
     wait_idle(prefill, 10)
+    return outcomes(decode) - before
 
 
 @pytest.mark.timeout(900)
@@ -120,8 +123,11 @@ def test_text_is_that_of_one_server_and_no_block_is_left(prefill: RunningServer,
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_five_hundred_texts_are_those_of_one_server(prefill: RunningServer, decode: RunningServer) -> None:
-    check_text(prefill, decode, SEED + 1, 500)
+def test_five_hundred_texts_are_those_of_one_server(
+    prefill: RunningServer, decode: RunningServer, evidence: Evidence
+) -> None:
+    found = check_text(prefill, decode, SEED + 1, 500)
+    evidence.note("texts of prefill and decode apart", {"requests": 500, "prompts_of_the_prefill_server": found})
 
 
 def test_clients_that_leave_at_any_moment_leave_no_block(prefill: RunningServer, decode: RunningServer) -> None:
@@ -137,24 +143,31 @@ def test_clients_that_leave_at_any_moment_leave_no_block(prefill: RunningServer,
     assert answers_of(decode, requests[:3], 1) == answers_of(prefill, requests[:3], 1)
 
 
-def check_kills(prefill: RunningServer, decode: RunningServer, killed: RunningServer, count: int) -> None:
-    """Kill one side's engine again and again under load; every request is answered right or failed by name."""
+def check_kills(prefill: RunningServer, decode: RunningServer, killed: RunningServer, count: int) -> Counter[str]:
+    """Kill one side's engine again and again under load; every request is answered right or failed by name.
+
+    Returns:
+        How many requests were answered right, and how many failed by each name.
+    """
     requests = requests_of(SEED + 3, 24)
     wanted = answers_of(prefill, requests, 4)
     draw = random.Random(SEED)
     allowed = {"[engine_died]", "[engine_restarting]"} if killed is decode else set()
+    ends: Counter[str] = Counter()
     for _ in range(count):
         engine = killed.engine_process()
         killing = threading.Timer(draw.random() * 1.5, engine.kill)
         killing.start()
         found = answers_of(decode, requests, 4)
         killing.join()
-        assert {one for one, right in zip(found, wanted, strict=True) if one != right} <= allowed
+        ends.update("right" if one == right else one for one, right in zip(found, wanted, strict=True))
+        assert ends.keys() <= allowed | {"right"}
         wait_until(lambda: answer_of(killed, requests[0]) == wanted[0], READY_S)
         assert not engine.is_running()
         wait_idle(decode, 20)
         wait_idle(prefill, LEASE_S + 20)
     assert answers_of(decode, requests, 4) == wanted
+    return ends
 
 
 @pytest.mark.timeout(900)
@@ -191,5 +204,8 @@ def test_the_stand_ins_of_tensorrt_llm_answer_in_two_phases(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_each_side_is_killed_twenty_times(prefill: RunningServer, decode: RunningServer, side: str) -> None:
-    check_kills(prefill, decode, {"prefill": prefill, "decode": decode}[side], 20)
+def test_each_side_is_killed_twenty_times(
+    prefill: RunningServer, decode: RunningServer, side: str, evidence: Evidence
+) -> None:
+    ends = check_kills(prefill, decode, {"prefill": prefill, "decode": decode}[side], 20)
+    evidence.note(f"{side} killed under load", {"kills": 20, "requests": ends.total(), "ends": ends})

@@ -74,12 +74,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(server)
 
 
-@pytest.fixture
-def evidence(request: pytest.FixtureRequest) -> Evidence:
-    """Return what a test puts its figures into, and holds its goals by."""
-    return Evidence(request.node.user_properties)
-
-
 def use_at_random_and_unload(served: Served, *, num_requests: int, seed: int) -> Counter[str]:
     """Load 20 adapters, send requests that name them at random, and take most out meanwhile; return the outcomes."""
     names = [f"style-{number}" for number in range(NUM_ADAPTERS)]

@@ -20,6 +20,7 @@ from test_fuzz import fuzz
 from vllm_own_server import ENGINE, MODEL, own_server
 from waiting import wait_until
 
+from benchmarks.soak import Evidence
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.chat.prefix_numbers import prompt_prefix
 from ensemble_configs.spec.release_spec import TokenizerSpec
@@ -216,9 +217,10 @@ def test_random_requests_are_all_answered(server: RunningServer) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_ten_thousand_random_requests_are_all_answered(server: RunningServer) -> None:
+def test_ten_thousand_random_requests_are_all_answered(server: RunningServer, evidence: Evidence) -> None:
     run = fuzz(server, SEED + 1, lambda count: count > 10_000)
     assert run.num_answered == 10_000
+    evidence.note("random requests to vllm", {"requests": run.num_answered, "ends": run.outcomes})
 
 
 @pytest.mark.timeout(600)
@@ -251,7 +253,7 @@ def test_a_stream_of_an_engine_that_ends_is_told_so_and_the_next_engine_answers(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_twenty_engines_killed_and_hung_under_load_end_their_requests_by_name_and_leave_nothing(
-    server: RunningServer,
+    server: RunningServer, evidence: Evidence
 ) -> None:
     is_over = threading.Event()
     outcomes = Counter[str]()
@@ -292,3 +294,4 @@ def test_twenty_engines_killed_and_hung_under_load_end_their_requests_by_name_an
     wait_until(lambda: server.used_kv_blocks() == 0, 10)
     assert not any(engine.is_running() for engine in lost)
     assert not any(Path(openmp_note(engine.pid)).exists() for engine in lost)
+    evidence.note("engines of vllm lost under load", {"lost": len(lost), "users": NUM_CALLERS, "ends": outcomes})

@@ -37,12 +37,6 @@ GROWTH, ROUNDS_GROWTH, KILLED_CLIENT_MS, CLIENT_THAT_LEAVES_MS = 0.02, 0.1, 90.0
 FAST: dict[str, object] = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
 
 
-@pytest.fixture
-def evidence(request: pytest.FixtureRequest) -> Evidence:
-    """Return what a test puts its figures into, and holds its goals by."""
-    return Evidence(request.node.user_properties)
-
-
 async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int, model: str) -> None:
     async with contextlib.aclosing(client.generate(one, model=model)) as chunks:
         for _ in range(after_chunks):

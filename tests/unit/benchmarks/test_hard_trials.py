@@ -92,8 +92,7 @@ def test_the_study_has_every_condition_and_every_fault() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(20_000)
-def test_the_full_study(request: pytest.FixtureRequest) -> None:
-    evidence = Evidence(request.node.user_properties)
+def test_the_full_study(evidence: Evidence) -> None:
     result = json.loads(Path(study() or "").read_text(encoding="utf-8"))
     for one in result["trials"]:
         where = f"{one['conditions']}, {one['fault'] or 'equal releases'}"

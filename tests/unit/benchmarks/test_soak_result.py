@@ -80,10 +80,20 @@ def test_a_part_of_the_tests_makes_no_result(folder: Path, monkeypatch: pytest.M
     assert not list((folder / "results").glob("soak_*.json"))
 
 
+def test_a_part_with_a_name_makes_a_result_that_says_which_part(folder: Path) -> None:
+    assert soak.run(options(folder), ["-k", "alone or 89"], keep="some") == 0
+    [path] = (folder / "results").glob("soak_*.json")
+    found = json.loads(path.read_text())
+    assert path.name.startswith("soak_some_")
+    assert found["part"] == ["-k", "alone or 89"]
+    assert found["tests"] == {"passed": 2}
+
+
 def test_a_tree_that_is_no_commit_is_refused_before_anything_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(soak, "commit", lambda: f"{COMMIT}-dirty")
     assert soak.run(options(folder), []) == 2
+    assert soak.run(options(folder), ["-k", "alone"], keep="some") == 2
     assert "commit first" in capsys.readouterr().out
     assert not list((folder / "results").glob("soak_*.json"))

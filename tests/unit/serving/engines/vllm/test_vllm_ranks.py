@@ -15,6 +15,7 @@ import pytest
 from engine_adapter import Adapter, wait_until
 from vllm_environment import WHY_NOT, is_there, vllm_spec
 
+from benchmarks.soak import Evidence
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
@@ -167,11 +168,14 @@ def test_two_ranks_answer_as_one_stop_what_is_cancelled_and_a_lost_one_is_told_a
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("_turn", range(5))
-def test_whatever_is_killed_or_hangs_the_next_engine_answers_and_nothing_is_left(machine: Machine, _turn: int) -> None:
+@pytest.mark.parametrize("turn", range(5))
+def test_whatever_is_killed_or_hangs_the_next_engine_answers_and_nothing_is_left(
+    machine: Machine, turn: int, evidence: Evidence
+) -> None:
     adapter = machine.adapter()
     adapter.client.start()
     key = 1
+    seconds: dict[str, float] = {}
     for victim, number, within_s in (
         ("VLLM::Worker_TP0", signal.SIGKILL, 6.0),
         ("VLLM::Worker_TP1", signal.SIGSTOP, WATCHDOG_S + 3.0),
@@ -183,6 +187,8 @@ def test_whatever_is_killed_or_hangs_the_next_engine_answers_and_nothing_is_left
         assert took_s < within_s, victim
         comes_back(machine, adapter, old, key + 1)
         key += 2
+        seconds[f"{victim} {number.name}"] = round(took_s, 2)
+    evidence.note(f"two ranks of vllm, turn {turn}: seconds until the loss is told", seconds)
 
 
 @pytest.mark.soak
