@@ -49,8 +49,8 @@ from gateway.servers.open_pool import ServerPlaces, open_pool
 from gateway.servers.server_names import is_server_name, read_server_name
 from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.errors import SpecError
-from trireme.base.http_access import HttpAccess
-from trireme.base.renewed_certificate import RenewedCertificate
+from trireme.base.http.http_access import HttpAccess
+from trireme.base.http.renewed_certificate import RenewedCertificate
 from trireme.base.store_place import StorePlace
 
 if TYPE_CHECKING:

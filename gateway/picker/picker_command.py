@@ -21,7 +21,7 @@ from gateway.servers.open_pool import ServerPlaces, open_pool
 from gateway.servers.server_names import is_server_name, read_server_name
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
-from trireme.base.http_access import HttpAccess, is_loopback
+from trireme.base.http.http_access import HttpAccess, is_loopback
 
 
 def picker(

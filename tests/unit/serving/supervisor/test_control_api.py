@@ -19,9 +19,9 @@ from text_bench import wait_until
 from clients.access import Access
 from serving.supervisor import control_api, running_operations
 from serving.supervisor.control_api import ControlApi
-from trireme.base import http_access
 from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError, Unavailable
-from trireme.base.http_access import AcceptedKeys, HttpAccess
+from trireme.base.http import http_access
+from trireme.base.http.http_access import AcceptedKeys, HttpAccess
 from trireme.base.unix_rpc import Say
 
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
