@@ -46,11 +46,11 @@ from gateway.response_socket import ResponseSockets
 from gateway.running_answer import Observers
 from gateway.served_models import ServedModels
 from gateway.servers.open_pool import ServerPlaces, open_pool
-from gateway.servers.server_names import is_server_name, read_server_name
 from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.errors import SpecError
 from trireme.base.http.http_access import HttpAccess
 from trireme.base.http.renewed_certificate import RenewedCertificate
+from trireme.base.server_names import is_server_name, read_server_name
 from trireme.base.store_place import StorePlace
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from clients.access import Access
 from clients.load_run.server_samples import read_metrics
 from gateway.served_models import ServedModel
 from gateway.servers.server_load import engine_of
-from gateway.servers.server_names import is_server_name, read_server_name
 from trireme.base.errors import RequestError, ServingError, SpecError
+from trireme.base.server_names import is_server_name, read_server_name
 
 METRICS_OPTION = "--metrics-url"
 _FRESH_S = 1.0  # whoever looks within it sees the same

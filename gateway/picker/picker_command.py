@@ -18,10 +18,10 @@ from gateway.live.server_figures import page_addresses
 from gateway.picker.endpoint_picker import EndpointPicker, Endpoints, has_address, serve
 from gateway.served_models import ServedModels, models_of
 from gateway.servers.open_pool import ServerPlaces, open_pool
-from gateway.servers.server_names import is_server_name, read_server_name
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
 from trireme.base.http.http_access import HttpAccess, is_loopback
+from trireme.base.server_names import is_server_name, read_server_name
 
 
 def picker(

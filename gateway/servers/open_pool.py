@@ -11,9 +11,10 @@ from clients.access import NO_ACCESS, Access
 from clients.streaming import AsyncTritonClient
 from gateway.servers.cache_feed import CacheFeed
 from gateway.servers.load_page import LoadPage
+from gateway.servers.named_servers import NamedServers, access_of
 from gateway.servers.server import Server
-from gateway.servers.server_names import NamedServers, ServerName, is_server_name, read_server_name
 from gateway.servers.server_pool import SILENCE_S, ServerPool
+from trireme.base.server_names import ServerName, is_server_name, read_server_name
 
 
 class ServerPlaces(NamedTuple):
@@ -41,7 +42,7 @@ class ServerPlaces(NamedTuple):
         """Return a server of a name, by its own URL."""
         pages = self.pages.get(name.url)
         page = None if pages is None else read_server_name(pages).page_of(url)
-        return self._server(url, name.access(self.access), page)
+        return self._server(url, access_of(name, self.access), page)
 
     def _server(self, url: str, access: Access, page: str | None) -> Server:
         client = AsyncTritonClient(url, access=access)

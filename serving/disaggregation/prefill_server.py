@@ -16,7 +16,7 @@ from trireme.base.errors import Unavailable
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 PREFILL_FAILED = "prefill_failed"  # of an error that is the server's, and not the prompt's
-# A name with several addresses, as of a headless Service, is asked in turn.
+# A host with several addresses is asked in turn; `dns:///` makes a server of each.
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -25,10 +25,15 @@ _OPTIONS = (
 
 
 class PrefillServer:
-    """A server by its url, for one event loop."""
+    """A server by its url, for one event loop.
 
-    def __init__(self, url: str, spec: PrefillServersSpec) -> None:
+    Args:
+        certified_host: the name that its certificate is for, where the url has an address.
+    """
+
+    def __init__(self, url: str, spec: PrefillServersSpec, *, certified_host: str | None = None) -> None:
         self.url = url
+        self._certified_host = certified_host
         self.num_asked = 0
         self._spec = spec
         self._channel: Any = None
@@ -95,7 +100,9 @@ class PrefillServer:
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
         files = (self._spec.ca_file, self._spec.key_file, self._spec.cert_file)
         credentials = grpc.ssl_channel_credentials(*(None if file is None else file.read_bytes() for file in files))
-        return grpc.aio.secure_channel(address.removeprefix("grpcs://"), credentials, options=_OPTIONS)
+        host = self._certified_host
+        options = _OPTIONS if host is None else (*_OPTIONS, ("grpc.ssl_target_name_override", host))
+        return grpc.aio.secure_channel(address.removeprefix("grpcs://"), credentials, options=options)
 
     def _key(self) -> tuple[tuple[str, str], ...]:
         if self._spec.token_file is None:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from ensemble_configs.spec.engine.prefill_servers_spec import PrefillServersSpec
 from serving.disaggregation.prefill_message import prefill_message
-from serving.disaggregation.prefill_server import PREFILL_FAILED, PrefillServer
+from serving.disaggregation.prefill_server import PREFILL_FAILED
+from serving.disaggregation.server_set import ServerSet
 from serving.engines.seam.base import GenerationRequest
 from serving.requests.prompt_batch import Row
 from trireme.base.errors import ServingError
@@ -35,7 +36,7 @@ class PrefillServers:
                 `serving.telemetry.request_metrics`.
         """
         self._spec, self._release, self._note = spec, release, note
-        self._servers = [PrefillServer(url, spec) for url in spec.urls]
+        self._servers = ServerSet(spec)
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._is_closing = False
         self._quiet_until_s = 0.0
@@ -120,7 +121,7 @@ class PrefillServers:
     async def _handed_over(self, row: Row, request_id: str) -> tuple[bytes | None, str]:
         """Return what a server hands over, and the outcome; servers are asked until none is left that may answer."""
         message = prefill_message(row, model=self._spec.model, version=str(self._release), request_id=request_id)
-        left, outcome = list(self._servers), "busy"
+        left, outcome = await self._servers.servers(), "busy"
         while worth := [server for server in left if server.is_worth_asking]:
             server = min(worth, key=lambda one: one.num_asked)
             left.remove(server)
@@ -145,5 +146,4 @@ class PrefillServers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for server in self._servers:
-            await server.close()
+        await self._servers.close()

@@ -8,11 +8,19 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from ensemble_configs.spec.base import Number, Positive, Spec
+from trireme.base.errors import RequestError
+from trireme.base.server_names import is_server_name, read_server_name
 
 _ADDRESS = re.compile(r"(?:grpcs?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 
 def _is_address(value: str) -> str:
+    if is_server_name(value):
+        try:
+            read_server_name(value)
+        except RequestError as exc:
+            raise ValueError(exc.message) from exc
+        return value
     found = _ADDRESS.fullmatch(value)
     if found is None or not 1 <= int(found[1]) <= 65535:
         raise ValueError("an address is host:port of a server's gRPC port, or grpcs://host:port with TLS")
@@ -27,7 +35,9 @@ class PrefillServersSpec(Spec):
 
     urls: tuple[Annotated[str, AfterValidator(_is_address)], ...] = Field(
         min_length=1,
-        description="host:port of their gRPC ports, grpcs://host:port with TLS; each serves the same release's number",
+        description="host:port of their gRPC ports, grpcs://host:port with TLS; dns:///name:port (grpcs+dns:///): each "
+        "address that DNS has for a name, such as the pods of a headless Service, is a server. Each serves the same "
+        "release's number",
     )
     model: str = Field(
         default="tensorrt_llm",
@@ -59,8 +69,10 @@ class PrefillServersSpec(Spec):
             raise ValueError(f"urls must differ, got {', '.join(self.urls)}")
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file go together; name both or neither")
-        if any((self.ca_file, self.cert_file)) and not all(url.startswith("grpcs://") for url in self.urls):
+        is_tls = all(url.startswith(("grpcs:", "grpcs+dns:")) for url in self.urls)
+        if any((self.ca_file, self.cert_file)) and not is_tls:
             raise ValueError(
-                "ca_file and cert_file are for TLS; write every url as grpcs://host:port, or leave them out"
+                "ca_file and cert_file are for TLS; write every url as grpcs://host:port or grpcs+dns:///name:port, or "
+                "leave them out"
             )
         return self

@@ -236,6 +236,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         ({"urls": ["http://prefill:8001"]}, "host:port of a server's gRPC port"),
         ({"urls": ["a:1", "a:1"]}, "urls must differ"),
         ({"urls": ["a:70000"]}, "host:port"),
+        ({"urls": ["dns:///pods"]}, "dns:///NAME:PORT"),
+        ({"urls": ["grpcs+dns:///pods:8001", "dns:///pods:8001"], "ca_file": "/ca"}, "for TLS"),
         ({"cert_file": "/cert"}, "cert_file and key_file go together"),
         ({"ca_file": "/ca"}, "for TLS"),
         ({"timeout_s": 0}, "greater than 0"),

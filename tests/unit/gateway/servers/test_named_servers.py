@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A gateway before the servers of a name: new addresses get requests, those that are gone get none, streams end."""
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -9,7 +8,6 @@ import re
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 from gateway_before_scripts import counts, wait_until
@@ -18,10 +16,10 @@ from metrics_page import metrics_page
 from running_gateway import RunningGateway
 
 from clients.access import Access
-from gateway.servers import server_names, server_pool
-from gateway.servers.server_names import addresses_of, is_server_name, read_server_name
-from trireme.base.errors import RequestError
+from gateway.servers import named_servers, server_pool
+from gateway.servers.named_servers import access_of
 from trireme.base.free_ports import free_ports
+from trireme.base.server_names import read_server_name
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
@@ -38,10 +36,10 @@ class Names:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Names:
-    monkeypatch.setattr(server_names, "_ASK_S", 0.05)
+    monkeypatch.setattr(named_servers, "_ASK_S", 0.05)
     monkeypatch.setattr(server_pool, "_LOOK_S", 0.05)
     found = Names()
-    monkeypatch.setattr(server_names, "addresses_of", found.of)
+    monkeypatch.setattr(named_servers, "addresses_of", found.of)
     return found
 
 
@@ -193,31 +191,8 @@ def test_a_dns_that_answers_nothing_takes_no_server_away(site: Site) -> None:
     assert site.taking() == {HOSTS[0]: True}
 
 
-@pytest.mark.parametrize(
-    "url", ["dns:///", "dns:///pods", "dns:///pods:0", "dns:///pods:70000", "dns:///a/b:1", "dns:///:8001"]
-)
-def test_a_url_that_is_no_name_of_servers_is_refused_with_what_to_write(url: str) -> None:
-    assert is_server_name(url)
-    with pytest.raises(RequestError, match=r"--url must be dns:///NAME:PORT.*write such as") as refused:
-        read_server_name(url)
-    assert refused.value.facts["value"] == url
-
-
 def test_a_certificate_is_for_the_name_and_not_for_an_address() -> None:
     plain, secure = read_server_name("dns:///pods.llm:8001"), read_server_name("grpcs+dns:///pods.llm.:8001")
-    pages = read_server_name("dns:///pods.llm:8002")
-    assert pages.page_of(plain.url_of("10.0.0.1")) == "http://10.0.0.1:8002/metrics"
-    assert pages.page_of(secure.url_of("fd00::1")) == "http://[fd00::1]:8002/metrics"
-    assert plain.access(Access()) == Access()
-    assert secure.access(Access(ca_file="ca.pem")) == Access(is_tls=True, ca_file="ca.pem", server_name="pods.llm")
-    assert secure.access(Access(server_name="chat")).server_name == "chat"
-    assert [plain.url_of("10.0.0.1"), secure.url_of("fd00::1")] == ["10.0.0.1:8001", "grpcs://[fd00::1]:8001"]
-
-
-def test_the_addresses_are_those_of_the_resolver() -> None:
-    def of(host: str) -> Any:
-        return asyncio.run(addresses_of(read_server_name(f"dns:///{host}:8001")))
-
-    assert "127.0.0.1" in of("localhost")
-    assert of("127.0.0.7") == ["127.0.0.7"]
-    assert of("no-such-host.invalid") == []
+    assert access_of(plain, Access()) == Access()
+    assert access_of(secure, Access(ca_file="ca.pem")) == Access(is_tls=True, ca_file="ca.pem", server_name="pods.llm")
+    assert access_of(secure, Access(server_name="chat")).server_name == "chat"
