@@ -50,8 +50,11 @@ def is_server_name(url: str) -> bool:
     return url.partition(":///")[0] in ("dns", "grpcs+dns")
 
 
-def read_server_name(url: str) -> ServerName:
+def read_server_name(url: str, *, field: str = "--url") -> ServerName:
     """Return what a URL such as `dns:///chat-pods.llm.svc.cluster.local:8001` means.
+
+    Args:
+        field: the option or key that has it, for the error.
 
     Raises:
         RequestError: it is no such URL.
@@ -59,7 +62,7 @@ def read_server_name(url: str) -> ServerName:
     found = _NAME.fullmatch(url)
     if found is None or not 0 < int(found["port"]) < 65536:
         raise RequestError(
-            f"a URL that begins so must be dns:///NAME:PORT, or grpcs+dns:///NAME:PORT with TLS, got {url!r}; "
+            f"{field} must be dns:///NAME:PORT, or grpcs+dns:///NAME:PORT with TLS, where it begins so, got {url!r}; "
             "write such as dns:///chat-pods.llm.svc.cluster.local:8001, or HOST:PORT for one server",
             field="url",
             value=url,

@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"(?:grpcs?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0
 def _is_address(value: str) -> str:
     if is_server_name(value):
         try:
-            read_server_name(value)
+            read_server_name(value, field="a url")
         except RequestError as exc:
             raise ValueError(exc.message) from exc
         return value

@@ -14,7 +14,7 @@ from trireme.base.server_names import addresses_of, is_server_name, read_server_
 )
 def test_a_url_that_is_no_name_of_servers_is_refused_with_what_to_write(url: str) -> None:
     assert is_server_name(url)
-    with pytest.raises(RequestError, match=r"must be dns:///NAME:PORT.*write such as") as refused:
+    with pytest.raises(RequestError, match=r"--url must be dns:///NAME:PORT.*write such as") as refused:
         read_server_name(url)
     assert refused.value.facts["value"] == url
 
