@@ -91,8 +91,20 @@ def _server(workload: Workload) -> dict[str, object]:
             *(extra.name for extra in spec.extra_models),
         ],
         **_kv_event_ports(spec),
+        **_role(spec),
         "deployment": _text_of(served),
     }
+
+
+def _role(spec: DeploymentSpec) -> dict[str, object]:
+    """Return what a server does where prompts and answers are computed apart; nothing where they are not.
+
+    TensorRT-LLM's engines have no role of their own: a server that asks no others may be asked.
+    """
+    if any(model.prefill_servers is not None for model in spec.models):
+        return {"role": "decode"}
+    transfers = [getattr(model.engine, "kv_transfer", None) for model in spec.models]
+    return {"role": "prefill"} if any(each is not None and each.role == "prefill" for each in transfers) else {}
 
 
 def _kv_event_ports(spec: DeploymentSpec) -> dict[str, object]:

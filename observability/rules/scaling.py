@@ -10,6 +10,7 @@ from observability.rules.rule_files import Alert, Record
 
 LOAD = "trireme_server_load"
 KV_USE = "trireme_server_kv_use"
+PREFILL_TIME = "trireme_server_prefill_time"
 
 _OF_SERVER = "cluster, namespace, server, service"  # a server is what a Service of the chart leads to
 # A scrape that fails leaves the pod's last value for so long; so does a pod that is gone.
@@ -20,10 +21,13 @@ _AUTOSCALER = 'horizontalpodautoscaler=~"trireme-.+"'  # the chart's: trireme-SE
 def scaling_records() -> tuple[Record, ...]:
     """Return the recording rules, of pods alone: elsewhere nothing says which replicas are of one server."""
     requests = f"({_last('trireme_requests_running')} + {_last('trireme_requests_waiting')})"
+    # Counts for servers that compute prompts for others: they have few requests at a time, and no time left.
+    prefill_time = 'rate(trireme_engine_prefill_step_seconds_total{pod!=""}[1m])'
     load = f"{requests}\n    / ({_last('trireme_engine_max_num_seqs')} > 0)"
     return (
         Record(record=LOAD, expr=_sum_of_fullest(load)),
         Record(record=KV_USE, expr=_sum_of_fullest(_last("trireme_kv_cache_usage_fraction"))),
+        Record(record=PREFILL_TIME, expr=_sum_of_fullest(prefill_time)),
     )
 
 

@@ -22,6 +22,8 @@ SCHEMAS = ROOT / "tests/data/crds"
 PYTHON = python_of(ROOT, ENVIRONMENTS["chart"])
 EXAMPLES = tuple(sorted(path.stem for path in (ROOT / "helm/examples").glob("*.yaml")))
 GOLDEN = ROOT / "tests/golden/helm"
+# Examples that name one another, by the releases as which they are installed.
+INSTALLED_AS = {"llama_8b_prefill": "llama-8b-prefill", "llama_8b_decode": "llama-8b-decode"}
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 IMAGES: dict[str, Any] = {
     "image": {"repository": "registry.example.com/trireme", "digest": DIGEST},
@@ -156,7 +158,7 @@ def example_values(name: str) -> dict[str, Any]:
 
 def golden_text(name: str) -> str:
     """Return everything that an example makes, template by template."""
-    texts = render_texts(example_values(name))
+    texts = render_texts(example_values(name), name=INSTALLED_AS.get(name, "chat"))
     return "".join(f"# {path}\n{_tidy(text)}\n" for path, text in sorted(texts.items()))
 
 

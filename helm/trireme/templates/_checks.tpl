@@ -14,6 +14,11 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- fail (printf "servers.%s.stable is %q, and servers are %s: render the values again" $name $server.stable $names) -}}
 {{- end -}}
 {{- end -}}
+{{- $roles := list -}}
+{{- range $name, $server := $servers -}}{{- if $server.role -}}{{- $roles = append $roles $name -}}{{- end -}}{{- end -}}
+{{- if and .Values.network.otherRole (not $roles) -}}
+{{- fail "network.otherRole opens every port, and no server here computes prompts for others or has others compute its own: leave it out, or set servers.NAME.role" -}}
+{{- end -}}
 {{- $taken := dict -}}
 {{- if .Values.envoy.enabled -}}
 {{- range $suffix := list "" "-pods" "-routes" }}{{ $_ := set $taken (print (include "trireme.envoyName" $) $suffix) "Envoy" }}{{ end -}}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The six examples of the chart: what it makes of them, and what a scanner says of that."""
+"""The examples of the chart: what it makes of them, and what a scanner says of that."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import yaml
 from chart_here import (
     EXAMPLES,
     GOLDEN,
+    INSTALLED_AS,
     ROOT,
     Documents,
     example_values,
@@ -20,17 +22,22 @@ from chart_here import (
     render,
     scan,
 )
+from chart_matrix import pods_of, selects
+
+from trireme.base.server_names import read_server_name
 
 pytestmark = [pytest.mark.slow, needs_chart]
 
 
-def test_there_are_six() -> None:
+def test_there_are_eight() -> None:
     assert EXAMPLES == (
         "chat_and_code",
         "demo_cpu",
         "llama_405b_fp8_tp8_pp2",
         "llama_70b_int4_awq_tp4",
+        "llama_8b_decode",
         "llama_8b_fp8",
+        "llama_8b_prefill",
         "llama_8b_vllm",
     )
 
@@ -54,6 +61,30 @@ def test_a_server_of_vllm_has_its_gpu_the_memory_of_its_ranks_and_writes_below_t
     written = re.findall(r"([A-Z_]+)=(/\S+)", image[image.index("ENV HOME") : image.index("# Bytecode")])
     assert {name for name, place in written if place.startswith("/tmp")} >= {"HOME", "VLLM_CACHE_ROOT", "HF_HOME"}
     assert any(mount["mountPath"] == "/tmp" for mount in container["volumeMounts"])
+
+
+def test_prefill_and_decode_find_one_another_by_name_and_nobody_else_is_let_in_at_every_port() -> None:
+    made = {name: render(example_values(name), name=release) for name, release in INSTALLED_AS.items()}
+    pods = {name: next(pods_of(documents)) for name, documents in made.items()}
+    served = yaml.safe_load(pods["llama_8b_decode"]["metadata"]["annotations"]["trireme/deployment"])
+    [url] = served["models"][0]["prefill_servers"]["urls"]
+    name = read_server_name(url)
+    [service] = [each for each in of_kind(made["llama_8b_prefill"], "Service") if each["metadata"]["name"] == name.host]
+    assert service["spec"]["clusterIP"] == "None", "each pod is a server"
+    assert selects(service["spec"]["selector"], pods["llama_8b_prefill"])
+    assert name.port in {port["port"] for port in service["spec"]["ports"]}
+    for own, other in itertools.permutations(INSTALLED_AS):
+        [policy] = of_kind(made[own], "NetworkPolicy")
+        for rules, peers in (("ingress", "from"), ("egress", "to")):
+            [to_all_ports] = [rule for rule in policy["spec"][rules] if "ports" not in rule]
+            [peer] = to_all_ports[peers]
+            labels = peer["podSelector"]["matchLabels"]
+            assert selects(labels, pods[other])
+            assert not selects(labels, pods[own])
+    [scaled] = of_kind(made["llama_8b_prefill"], "ScaledObject")
+    assert [trigger["name"] for trigger in scaled["spec"]["triggers"]] == ["load", "kv-use", "prefill-time"]
+    [scaled] = of_kind(made["llama_8b_decode"], "ScaledObject")
+    assert [trigger["name"] for trigger in scaled["spec"]["triggers"]] == ["load", "kv-use"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -257,6 +257,21 @@ def test_routers_reach_the_ports_of_kv_events_and_nobody_else_does(tmp_path: Pat
     assert not [rule for rule in unnamed["spec"].get("ingress") or [] if {"port": 5557} in rule.get("ports", ())]
 
 
+@pytest.mark.parametrize(
+    ("role", "said"), [("prefill", "is asked for no prompt"), ("decode", "computes all prompts itself")]
+)
+def test_a_server_that_reaches_no_other_role_is_warned_of(servers: Mapping[str, Values], role: str, said: str) -> None:
+    site = {"servers": {"chat": {"role": role}}}
+    values = merged(combined(servers, "one", "plain"), site)
+    [notes] = [text for path, text in render_texts(values).items() if path.endswith(NOTES)]
+    assert f"servers.chat has the role {role}, and network.otherRole is empty" in notes
+    assert said in notes
+    sites: list[Values] = [{"network": {"otherRole": [{"podSelector": {}}]}}, {"network": {"enabled": False}}]
+    for quiet in sites:
+        [notes] = [text for path, text in render_texts(merged(values, quiet)).items() if path.endswith(NOTES)]
+        assert "otherRole" not in notes
+
+
 def test_a_port_of_kv_events_that_is_another_of_the_pod_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ChartRefused, match="server told tells KV events on port 5557, which is another"):
         render(merged(of_kv_events(tmp_path), IMAGES, {"ports": {"metrics": 5557}}))

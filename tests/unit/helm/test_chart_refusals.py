@@ -47,6 +47,8 @@ BAD: list[tuple[Values, str]] = [
     ({"envoy": {"enabled": True, "image": {"digest": ""}}}, "envoy.image.repository and envoy.image.digest are needed"),
     ({"releases": {"pull": {"enabled": True}}}, "at '/releases/pull/claim'"),
     ({"releases": {"pull": {"enabled": True, "claim": "r"}}}, "at '/releases/pull/cacheHostPath'"),
+    ({"network": {"otherRole": [{"podSelector": {}}]}}, "network.otherRole opens every port, and no server here"),
+    ({"servers": {"chat": {"role": "both"}}}, "at '/servers/chat/role'"),
     ({"podSecurity": {"user": 0}}, "at '/podSecurity/user'"),
     ({"grpcTls": {"directory": "/etc/tls"}}, "grpcTls.secret is missing"),
     ({"grpcTls": {"secret": "tls"}}, "the deployment has no triton.grpc_tls"),

@@ -103,16 +103,21 @@ CASES: dict[str, tuple[Series, float | None, float | None]] = {
 @cache
 def queries(kind: str) -> dict[str, str]:
     """Return PromQL by what it asks for; for `hpa` as prometheus-adapter makes it, configured as documented."""
-    documents = render(values({"chat": server(), "chat-2": server(release=2, stable="chat")}, scaling={"kind": kind}))
+    servers = {"chat": server(role="prefill"), "chat-2": server(release=2, stable="chat")}
+    documents = render(values(servers, scaling={"kind": kind}))
     if kind == "keda":
         [scaled] = [each for each in of_kind(documents, "ScaledObject") if each["metadata"]["name"] == "trireme-chat"]
         found = {trigger["name"]: trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]}
-        return {"load": found["load"], "kv use": found["kv-use"]}
+        return {"load": found["load"], "kv use": found["kv-use"], "prefill time": found["prefill-time"]}
     [hpa] = [
         each for each in of_kind(documents, "HorizontalPodAutoscaler") if each["metadata"]["name"] == "trireme-chat"
     ]
     metrics = {each["external"]["metric"]["name"]: each["external"]["metric"] for each in hpa["spec"]["metrics"]}
-    asked = {"load": metrics["trireme_server_load"], "kv use": metrics["trireme_server_kv_use"]}
+    asked = {
+        "load": metrics["trireme_server_load"],
+        "kv use": metrics["trireme_server_kv_use"],
+        "prefill time": metrics["trireme_server_prefill_time"],
+    }
     namespace = hpa["metadata"]["namespace"]
     return {name: adapter_query(metric, namespace=namespace) for name, metric in asked.items()}
 
@@ -138,10 +143,43 @@ def adapter_query(metric: Mapping[str, Any], *, namespace: str) -> str:
 @pytest.mark.parametrize("kind", ["keda", "hpa"])
 @pytest.mark.parametrize(("series", "load", "kv_use"), CASES.values(), ids=CASES)
 def test_a_query_answers(kind: str, series: Series, load: float | None, kv_use: float | None, tmp_path: Path) -> None:
-    expected = {"load": load, "kv use": kv_use}
+    check_answers(kind, series, {"load": load, "kv use": kv_use}, tmp_path)
+
+
+def prefilling(name: str, seconds: float, *, num: int = ALWAYS, model: str = "tensorrt_llm") -> Series:
+    """Return the series of a pod that computes prompts for so many of the 15 seconds between two scrapes."""
+    labels = f'namespace="llm",service="chat",pod="{name}",instance="{name}:8002",model="{model}",version="1"'
+    missing = f" stale _x{NUM - num}" if num < NUM else ""
+    return {f"trireme_engine_prefill_step_seconds_total{{{labels}}}": f"0+{seconds}x{num - 1}{missing}"}
+
+
+PREFILL_CASES: dict[str, tuple[Series, float | None]] = {
+    "idle": (prefilling("a", 0) | prefilling("b", 0), 0),
+    "two pods, one of them full": (prefilling("a", 15) | prefilling("b", 7.5), 1.5),
+    "one pod has been gone for a minute": (prefilling("a", 7.5) | prefilling("b", 3.75, num=NUM - 4), 0.5),
+    "all have been gone for a minute": (prefilling("a", 7.5, num=NUM - 4), None),
+    "there never was one": ({}, None),
+    "a pod has just loaded": (
+        prefilling("a", 7.5) | dict.fromkeys(prefilling("b", 0), "_x40 0"), 0.5,
+    ),
+    "of several models the busiest counts": (
+        prefilling("a", 3.75, model="small_tensorrt_llm") | prefilling("a", 7.5, model="big_tensorrt_llm"), 0.5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["keda", "hpa"])
+@pytest.mark.parametrize(("series", "share"), PREFILL_CASES.values(), ids=PREFILL_CASES)
+def test_servers_that_compute_prompts_for_others_are_scaled_by_the_time_that_they_do(
+    kind: str, series: Series, share: float | None, tmp_path: Path
+) -> None:
+    check_answers(kind, series, {"prefill time": share}, tmp_path)
+
+
+def check_answers(kind: str, series: Series, expected: Mapping[str, float | None], tmp_path: Path) -> None:
     tests = [
-        {"expr": query, "eval_time": "10m", "exp_samples": samples(expected[name])}
-        for name, query in queries(kind).items()
+        {"expr": queries(kind)[name], "eval_time": "10m", "exp_samples": samples(value)}
+        for name, value in expected.items()
     ]
     # What is recorded for autoscalers alone: promtool evaluates every rule that it is given at every scrape.
     recorded = yaml.load((FILES / "prometheus/recording_rules.yml").read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -167,7 +205,7 @@ def samples(value: float | None) -> list[dict[str, Any]]:
 
 
 def test_keda_asks_for_what_is_recorded() -> None:
-    recorded = {"load": scaling_records()[0].expr, "kv use": scaling_records()[1].expr}
+    recorded = dict(zip(("load", "kv use", "prefill time"), (each.expr for each in scaling_records()), strict=True))
     for name, query in queries("keda").items():
         assert 'namespace="llm",service="chat"' in query
         of_chat = recorded[name].replace('pod!=""', 'namespace="llm",service="chat"')
