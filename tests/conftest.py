@@ -25,6 +25,7 @@ LONG = (
     "test_trtllm_ranks",
     "test_envoy_export",
     "test_gpu_image",
+    "test_vllm_image",
     "test_rollout_on_triton",
     "test_rollout_modes_on_triton",
     "test_live_releases",

@@ -7,6 +7,8 @@ image's pins of what the public index has. The server is the tests' own, in /opt
 
 Not as in the image: Python is this machine's (the image has 3.12), the server is 2.51, `tensorrt_llm`, torch and the
 build tools are fakes, there is no CUDA and no Open MPI.
+
+Without TensorRT-LLM it stands for the image with vLLM, too, of which nothing but Triton and Python is used.
 """
 
 import contextlib
@@ -41,11 +43,14 @@ def why_no_base_image() -> str:
     return ""
 
 
-def write_base_image(folder: Path) -> None:
+def write_base_image(folder: Path, *, has_tensorrt_llm: bool = True) -> None:
     """Write what the image has over this machine's files."""
     _write_environment(folder / VENV.relative_to("/"))
     _write_server(folder / "opt/tritonserver")
-    _write_upstream(folder)
+    if has_tensorrt_llm:
+        _write_upstream(folder)
+    else:
+        (folder / "app").mkdir()
     fakes = folder / "opt/fakes"
     shutil.copytree(ROOT / "tests/fakes", fakes, ignore=shutil.ignore_patterns("__pycache__", "triton_python_backend*"))
 

@@ -45,10 +45,20 @@ class FailedStep(Exception):
 
 
 class Image:
-    """An image while entered; its processes end with it."""
+    """An image while entered; its processes end with it.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of this image alone.
+        has_tensorrt_llm: of its base.
+        mounts: what else lies at a place of the root, for the build and for containers.
+    """
+
+    def __init__(
+        self, folder: Path, *, has_tensorrt_llm: bool = True, mounts: Mapping[str, Path] | None = None
+    ) -> None:
         self._folder = folder
+        self._has_tensorrt_llm = has_tensorrt_llm
+        self._own_mounts = dict(mounts or {})
         self._layer = folder / "layer"
         self.root = folder / "root"
         self.environment: dict[str, str] = {"PATH": PATH, "NVIDIA_TRITON_SERVER_VERSION": "26.07"}
@@ -59,7 +69,7 @@ class Image:
 
     def __enter__(self) -> Self:
         base = self._folder / "base"
-        write_base_image(base)
+        write_base_image(base, has_tensorrt_llm=self._has_tensorrt_llm)
         write_driver(self._folder / "driver")
         script = self._folder / "mounts.sh"
         script.write_text("\n".join([*self._mounts(base), "touch ready", "exec sleep infinity"]) + "\n")
@@ -98,15 +108,27 @@ class Image:
             f"printf '#!/bin/sh\\necho substitute: apt-get $*\\n' > {root}{_SUBSTITUTES}/apt-get",
             f"chmod 755 {root}{_SUBSTITUTES}/apt-get",
             f"mount --rbind /dev {root}/dev",
+            f"mount --rbind -o ro /sys {root}/sys",  # lscpu reads there, by which vLLM finds the cores
             f"mount -t tmpfs -o mode=1777 tmp {root}/tmp",
         ]
         own = {place: base / place.removeprefix("/") for place in _OWN}
-        for place, source in {**own, **bind_mounts()}.items():
+        for place, source in {**own, **bind_mounts(), **self._own_mounts}.items():
             lines += [f"mkdir -p {root}{place}", f"mount --bind {source.resolve()} {root}{place}"]
         return lines
 
-    def build(self, dockerfile: str, arguments: Mapping[str, str] | None = None) -> None:
+    def build(
+        self,
+        dockerfile: str,
+        arguments: Mapping[str, str] | None = None,
+        *,
+        instead: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         """Carry out the instructions; what they say is in `said`.
+
+        Args:
+            instead: shell commands by a part of the RUN in the place of which they run.
+            files: other texts of files that are copied, by their paths in the repository.
 
         Raises:
             FailedStep: one has failed.
@@ -120,9 +142,10 @@ class Image:
                 case "ENV":
                     self.environment |= assignments(text, self.environment)
                 case "RUN":
-                    self.said += self._run(text, variables)
+                    others = [command for part, command in (instead or {}).items() if part in text]
+                    self.said += self._run(others[0] if others else text, variables)
                 case "COPY":
-                    self._copy(*text.split())
+                    self._copy(*text.split(), files=files or {})
                 case "USER":
                     self.user = text
                 case "WORKDIR":
@@ -143,7 +166,7 @@ class Image:
             raise FailedStep(f"RUN {text}", done.stdout + done.stderr)
         return done.stdout + done.stderr
 
-    def _copy(self, source: str, target: str) -> None:
+    def _copy(self, source: str, target: str, files: Mapping[str, str]) -> None:
         """Copy what `.dockerignore` lets through of the repository."""
         place = self._folder / "context"
         shutil.rmtree(place, ignore_errors=True)
@@ -152,7 +175,10 @@ class Image:
                 relative = path.relative_to(source) if path.is_relative_to(source) and path != Path(source) else path
                 relative = Path(path.name) if "*" in source or path == Path(source) else relative
                 (place / relative).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / path, place / relative)
+                if str(path) in files:
+                    (place / relative).write_text(files[str(path)])
+                else:
+                    shutil.copyfile(ROOT / path, place / relative)
         assert place.is_dir(), f"COPY {source}: nothing of it is in the context"
         copying = f"mkdir -p {self.root}{target} && cp -a {place}/. {self.root}{target}/"
         subprocess.run([*self._entering(), "sh", "-ec", copying], check=True, timeout=60)
@@ -202,7 +228,7 @@ class Image:
             lines += [f"mkdir -p {root}{DRIVER}", f"mount --bind {driver}{DRIVER} {root}{DRIVER}"]
             lines += [f"touch {root}{smi}", f"mount --bind {driver}{smi} {root}{smi}"]
         if is_read_only:
-            lines += [f"mount -o remount,ro,bind {root}{place}" for place in ("", *_OWN)]
+            lines += [f"mount -o remount,ro,bind {root}{place}" for place in ("", *_OWN, *self._own_mounts)]
         return "\n".join(lines)
 
     def _inside(
