@@ -145,7 +145,8 @@ class Image:
                     others = [command for part, command in (instead or {}).items() if part in text]
                     self.said += self._run(others[0] if others else text, variables)
                 case "COPY":
-                    self._copy(*text.split(), files=files or {})
+                    source, target = text.split()
+                    self._copy(source, target, files or {})
                 case "USER":
                     self.user = text
                 case "WORKDIR":
