@@ -7,12 +7,14 @@ all numbers of the last one. The numbers are the same in every process and on ev
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 PIECE_BYTES = 256  # of UTF-8: 64 tokens, more or less, a KV cache block of TensorRT-LLM
+PROMPT_INPUTS = ("text_input", "messages", "tools", "tenant", "lora_name", "lora_task_id")
 _MAX_PIECES = 4096  # of a prompt
+_MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class PromptPrefix(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +53,26 @@ def prompt_prefix(
             numbers.append(int.from_bytes(number, "big") >> 1)
             ends.append(num_bytes)
     return PromptPrefix(numbers, ends, num_bytes)
+
+
+def prefix_of_inputs(inputs: Mapping[str, bytes]) -> PromptPrefix | None:
+    """Return the numbers of a request's prompt, by the inputs of `ensemble`; None: they cannot be read.
+
+    Args:
+        inputs: values of the inputs that tell prompts apart, `PROMPT_INPUTS`, as bytes; a missing one is an empty one.
+    """
+    value = {name: inputs.get(name, b"") for name in PROMPT_INPUTS}
+    try:
+        messages = [bytes(each) for each in _MESSAGES.decode(value["messages"])] if value["messages"] else []
+        return prompt_prefix(
+            messages=messages,
+            tools=value["tools"],
+            text=b"" if messages else value["text_input"],
+            tenant=value["tenant"].decode(),
+            adapter=(value["lora_name"] or value["lora_task_id"]).decode(),
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def named_number(kind: str, name: str) -> int:

@@ -83,7 +83,11 @@ class EndpointPicker:
         while len(picked) < self._endpoints.most:
             try:
                 server = self._pool.choose(
-                    model, prompt.numbers, [*passed_over, *picked.values()], is_session=prompt.is_session
+                    model,
+                    prompt.numbers,
+                    [*passed_over, *picked.values()],
+                    is_session=prompt.is_session,
+                    is_told=prompt.is_told,
                 )
             except Unavailable:
                 if not picked:

@@ -98,7 +98,11 @@ def picker(
     access = Access(ca_file=ca_file, server_name=server_name)
     check_access(access)
     places = ServerPlaces(
-        url, frozenset(model.triton_model for model in models), access, page_addresses(metrics_url or (), url)
+        url,
+        frozenset(model.triton_model for model in models),
+        access,
+        page_addresses(metrics_url or (), url),
+        has_feeds=True,
     )
     endpoints = _endpoints(models, endpoint_port, most_endpoints)
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

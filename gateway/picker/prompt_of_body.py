@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from clients.infer_messages import GenerateRequest
+from ensemble_configs.chat.prefix_numbers import PROMPT_INPUTS, prefix_of_inputs
 from gateway.servers.prefixes import numbers_of
 
 _TRITON_PATH = re.compile(r"/v2/models/([^/?]+)")
@@ -20,11 +21,14 @@ class Prompt(NamedTuple):
         model: name that the request asks for, Triton's or a deployment's; "": it names none.
         numbers: of its prompt's beginnings; empty: nobody knows them.
         is_session: whether the first of them is that of a session.
+        is_told: whether a server that tells KV events has the same numbers, so that it is believed. Of other bodies a
+            gateway behind the picker makes what a server sees, and where they went is remembered here.
     """
 
     model: str = ""
     numbers: tuple[int, ...] = ()
     is_session: bool = False
+    is_told: bool = False
 
 
 def prompt_of(path: str, body: bytes) -> Prompt:
@@ -34,8 +38,10 @@ def prompt_of(path: str, body: bytes) -> Prompt:
     """
     found = _TRITON_PATH.match(path)
     model = "" if found is None else found[1]
+    if not body:
+        return Prompt(model)
     try:
-        said = msgspec.json.decode(body) if body else {}
+        said = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return Prompt(model)
     if not isinstance(said, dict):
@@ -43,9 +49,13 @@ def prompt_of(path: str, body: bytes) -> Prompt:
     session = said.get("prompt_cache_key")
     session = session if isinstance(session, str) else ""
     asked = said.get("model")
+    if found is not None:
+        inputs = {name: _bytes(said[name]) for name in PROMPT_INPUTS if isinstance(said.get(name), str | int)}
+        prefix = prefix_of_inputs(inputs)
+        return Prompt(model, () if prefix is None else tuple(prefix.numbers), is_told=True)
     request = _request(said)
     numbers = () if request is None else tuple(numbers_of(request, session=session))
-    return Prompt(model or (asked if isinstance(asked, str) else ""), numbers, bool(session and numbers))
+    return Prompt(asked if isinstance(asked, str) else "", numbers, bool(session and numbers))
 
 
 def _request(said: Mapping[str, Any]) -> GenerateRequest | None:
@@ -53,10 +63,14 @@ def _request(said: Mapping[str, Any]) -> GenerateRequest | None:
     for name in ("messages", "input"):
         if messages := _objects(said.get(name)):
             return GenerateRequest(messages=messages, tools=tools or None, max_tokens=1)
-    for name in ("prompt", "text_input", "input"):
+    for name in ("prompt", "input"):
         if isinstance(text := said.get(name), str):
             return GenerateRequest(text_input=text, max_tokens=1)
     return None
+
+
+def _bytes(value: str | int) -> bytes:
+    return str(value).encode()
 
 
 def _objects(said: object) -> list[dict[str, object]]:

@@ -21,19 +21,28 @@ _TURN_PIECES = 8  # 512 tokens, more or less
 _FULL_KV, _MORE_KV = 0.9, 0.1
 
 
-def choose(servers: Sequence[Server], numbers: Sequence[int], *, model: str = "", is_session: bool = False) -> Server:
+def choose(
+    servers: Sequence[Server],
+    numbers: Sequence[int],
+    *,
+    model: str = "",
+    is_session: bool = False,
+    is_told: bool = True,
+) -> Server:
     """Return the server for a prompt, of at least one.
 
     Args:
         numbers: of the prompt, as `numbers_of` returns them.
         model: Triton's name of the model that is asked.
         is_session: whether the first of the numbers is a session's, which is followed by itself.
+        is_told: whether servers that tell what they have do so by such numbers.
     """
     loads = dict(zip(servers, loads_of(servers, model), strict=True))
     servers = [server for server in servers if not server.is_full] or servers
     emptiest_kv = min(loads[server].kv_usage for server in servers)
     servers = [server for server in servers if not _is_short_of_kv(loads[server], emptiest_kv)]
-    holder = _holder(servers, loads, numbers, engine=engine_of(model), is_session=is_session)
+    engine = engine_of(model) if is_told else None
+    holder = _holder(servers, loads, numbers, engine=engine, is_session=is_session)
     if holder is not None:
         return holder
     # Who waits counts once more: a place in a queue is a worse one than a place in a batch.
@@ -45,7 +54,12 @@ def _is_short_of_kv(load: Load, emptiest: float) -> bool:
 
 
 def _holder(
-    servers: Sequence[Server], loads: dict[Server, Load], numbers: Sequence[int], *, engine: str, is_session: bool
+    servers: Sequence[Server],
+    loads: dict[Server, Load],
+    numbers: Sequence[int],
+    *,
+    engine: str | None,
+    is_session: bool,
 ) -> Server | None:
     """Return the server that has a prompt's beginning; None: there is none, or it has too much to do."""
     had = {server: server.prefixes.num_had(numbers, engine=engine, is_session=is_session) for server in servers}

@@ -63,11 +63,12 @@ class Prefixes:
         self._sent: OrderedDict[int, _Sent] = OrderedDict()
         self._told: dict[str, _Told] = {}  # by engine and release, as `tensorrt_llm/1`
 
-    def num_had(self, numbers: Sequence[int], *, engine: str = "", is_session: bool = False) -> int:
+    def num_had(self, numbers: Sequence[int], *, engine: str | None = "", is_session: bool = False) -> int:
         """Return how many of a prompt's pieces, from its beginning, the server has.
 
         Args:
-            engine: Triton's name of the one that is asked.
+            engine: Triton's name of the one that is asked; "": any; None: engines have other numbers, so that what
+                the server was sent counts.
             is_session: whether the first of the numbers is a session's, of which a server does not tell.
         """
         told = self._told_of(engine)
@@ -79,7 +80,7 @@ class Prefixes:
                 return index
         return len(numbers)
 
-    def has_begun(self, numbers: Sequence[int], *, engine: str = "") -> bool:
+    def has_begun(self, numbers: Sequence[int], *, engine: str | None = "") -> bool:
         """Return whether a prompt goes on with one that the server has, as the next turn of a conversation does."""
         told = self._told_of(engine)
         since_s = self._now_s() - _UNTOLD_S
@@ -137,8 +138,8 @@ class Prefixes:
         self._told[engine] = _Told()
         self._sent.clear()
 
-    def _told_of(self, engine: str) -> list[_Told]:
+    def _told_of(self, engine: str | None) -> list[_Told]:
         """Return what the releases of an engine tell; none: nobody tells."""
-        if not self._told:
+        if engine is None or not self._told:
             return []
         return [told for name, told in self._told.items() if not engine or name.rpartition("/")[0] == engine]

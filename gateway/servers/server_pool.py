@@ -146,13 +146,22 @@ class ServerPool:
         """Return the servers that take requests for a model and were not tried."""
         return [server for server in self.servers if server not in tried and server.takes(model)]
 
-    def choose(self, model: str, numbers: Sequence[int], tried: Sequence[Server], *, is_session: bool) -> Server:
+    def choose(
+        self,
+        model: str,
+        numbers: Sequence[int],
+        tried: Sequence[Server],
+        *,
+        is_session: bool,
+        is_told: bool = True,
+    ) -> Server:
         """Return the server for a prompt.
 
         Args:
             numbers: of the prompt, as `numbers_of` returns them.
             tried: servers that the request does not go to again.
             is_session: whether the first of the numbers is a session's.
+            is_told: whether servers that tell what they have do so by such numbers.
 
         Raises:
             Unavailable: there is none.
@@ -165,7 +174,7 @@ class ServerPool:
                 reason=NO_SERVER,
                 retry_after_ms=1000,
             )
-        return choose(fit, numbers, model=model, is_session=is_session)
+        return choose(fit, numbers, model=model, is_session=is_session, is_told=is_told)
 
     def has_others(self, unfit: Sequence[Server]) -> bool:
         """Return whether there are servers but some, well or not."""

@@ -24,7 +24,14 @@ from gateway.picker.envoy_messages import HEALTH, SERVING, HealthCheckRequest, H
 from trireme.base.free_ports import free_ports
 
 pytestmark = needs_envoy
-ENGINE = {"provider": "simulated", "step_ms": 20.0, "num_kv_blocks": 4096, "max_num_seqs": 16, "seed": 1}
+ENGINE = {
+    "provider": "simulated",
+    "step_ms": 20.0,
+    "num_kv_blocks": 4096,
+    "max_num_seqs": 16,
+    "seed": 1,
+    "is_block_reuse": True,
+}
 HOSTS = ("127.0.8.2", "127.0.8.3")  # pods have one port at addresses of their own
 WAIT_S = 60.0
 
@@ -80,7 +87,7 @@ def is_serving(port: int, service: str) -> bool:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    text = deployment_text("alike", engine=ENGINE)
+    text = deployment_text("alike", engine=ENGINE, kv_events={})
     http_port, picker_port = free_ports(2)
     folder = tmp_path_factory.mktemp("picker")
     with contextlib.ExitStack() as stack:
@@ -132,6 +139,18 @@ def test_a_prompt_goes_where_its_beginning_is_and_new_ones_take_turns(envoy: Env
     assert len(hosts) == 6
     assert len(set(hosts[:3])) == len(set(hosts[3:])) == 1
     assert set(hosts) <= set(site.endpoints)
+
+
+def test_a_prompt_goes_where_somebody_else_has_sent_its_beginning(envoy: EnvoyOfPicker, site: Site) -> None:
+    """The servers tell what their caches hold, and the picker has picked for none of it."""
+    twice = [server for server in site.servers for _ in range(2)]  # not in turns
+    for turn, server in enumerate(twice):
+        beginning = f"{turn} {id(envoy)} " + "a harbour at dawn " * 60
+        with TritonClient(server.url) as client:
+            list(client.generate(GenerateRequest(text_input=f"{beginning} one", max_tokens=2, stream=True)))
+        time.sleep(1.0)  # until the server has told
+        assert ask(envoy, f"{beginning} two")[0] == 200
+    assert envoy.hosts(4) == [endpoint for endpoint in site.endpoints for _ in range(2)]
 
 
 def test_a_stream_comes_through_event_by_event(envoy: EnvoyOfPicker) -> None:
