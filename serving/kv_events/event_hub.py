@@ -8,6 +8,7 @@ one whose cache is empty; one that comes tells all that it holds.
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -66,14 +67,25 @@ class ToldEngine:
                     self.prefixes.clear()
                     self.ends.clear()
 
-    def snapshot(self, *, has_blocks: bool = True) -> list[ToldEvent]:
-        """Return the events that tell all it holds to somebody who knows nothing of it.
+    def copy(self, *, has_blocks: bool = True) -> "ToldEngine":
+        """Return what it holds now, for `snapshot` on another thread.
 
         Args:
-            has_blocks: with the blocks, of which there may be many; not the beginnings of prompts alone.
+            has_blocks: with the blocks; not the beginnings of prompts alone.
+        """
+        made = ToldEngine(self.source)
+        made.prefixes, made.ends = set(self.prefixes), set(self.ends)
+        if has_blocks:
+            made.blocks = self.blocks.copy()
+        return made
+
+    def snapshot(self) -> list[ToldEvent]:
+        """Return the events that tell all it holds to somebody who knows nothing of it.
+
+        Of a large cache this takes a tenth of a second and more, in which an event loop would do nothing else.
         """
         places = [PrefixesStored(list(self.prefixes), list(self.ends))] if self.prefixes else []
-        return [AllBlocksCleared(), *(self.blocks.events() if has_blocks else ()), *places]
+        return [AllBlocksCleared(), *self.blocks.events(), *places]
 
 
 class Subscriber(Protocol):
@@ -182,23 +194,31 @@ class EventHub:
         if now_s < self._retry_s.get(settings, 0.0):
             return
         try:
-            outlet = self._outlets[settings] = ZmqOutlet(settings, lambda: self._told(settings))
+            outlet = self._outlets[settings] = ZmqOutlet(settings, lambda: self._told_anew(settings))
         except SpecError as exc:
             self._retry_s[settings] = now_s + _RETRY_S
             _log.error("%s: %s", engine.source.engine, exc.message)
             return
-        for topic, payload in self._told(settings):  # with what this batch brings
+        for topic, payload in _batches_of(self._of_publisher(settings)):  # with what this batch brings
             outlet.publish(topic, payload)
 
-    def _told(self, settings: ZmqSettings) -> list[tuple[bytes, bytes]]:
-        """Return a batch of each engine of a publisher that tells all it holds."""
-        found: list[tuple[bytes, bytes]] = []
-        for engine in self.engines.values():
-            if _settings(engine.source) == settings:
-                payload = vllm_batch(time.time(), engine.snapshot())
-                assert payload is not None, "it begins with an event"
-                found.append((engine.topic, payload))
-        return found
+    def _of_publisher(self, settings: ZmqSettings) -> list[ToldEngine]:
+        return [engine for engine in self.engines.values() if _settings(engine.source) == settings]
+
+    def _told_anew(self, settings: ZmqSettings) -> Awaitable[list[tuple[bytes, bytes]]]:
+        """Return batches that tell all that the engines of a publisher hold at this moment."""
+        held = [engine.copy() for engine in self._of_publisher(settings)]
+        return asyncio.to_thread(_batches_of, held)
+
+
+def _batches_of(engines: Sequence[ToldEngine]) -> list[tuple[bytes, bytes]]:
+    """Return a topic and a batch of each engine that tells all it holds."""
+    found: list[tuple[bytes, bytes]] = []
+    for engine in engines:
+        payload = vllm_batch(time.time(), engine.snapshot())
+        assert payload is not None, "it begins with an event"
+        found.append((engine.topic, payload))
+    return found
 
 
 def _settings(source: Source) -> ZmqSettings:

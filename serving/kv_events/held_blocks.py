@@ -3,15 +3,19 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from serving.engines.seam.kv_events import BlocksRemoved, BlocksStored, KvEvent
 
 _MAX_RUN = 512  # blocks of one event
 
 
-class _Block(NamedTuple):
-    """A block; `root` tells apart beginnings of prompts with the same tokens."""
+class _Block(msgspec.Struct, frozen=True, gc=False):
+    """A block; `root` tells apart beginnings of prompts with the same tokens.
+
+    Tens of thousands are held, which the garbage collector would look through while every stream waits.
+    """
 
     block_hash: int
     parent_hash: int | None
@@ -32,6 +36,12 @@ class HeldBlocks:
         self._blocks: dict[tuple[int, int], _Block] = {}  # by group and hash
         self._children: dict[tuple[object, ...], int] = {}  # hashes of the main attention's blocks
         self._block_tokens = block_tokens  # of the main attention's
+
+    def copy(self) -> "HeldBlocks":
+        """Return the same blocks, for `events` alone, to which nothing happens any more."""
+        made = HeldBlocks(self._block_tokens)
+        made._blocks = dict(self._blocks)
+        return made
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -60,10 +70,10 @@ class HeldBlocks:
     def _store(self, event: BlocksStored) -> None:
         parent, size = event.parent_hash, event.block_tokens
         token_bytes = array("I", event.token_ids).tobytes()
-        width = size * array("I").itemsize
+        width, root = size * array("I").itemsize, (event.adapter, event.salt)
         for index, block_hash in enumerate(event.block_hashes):
             tokens = token_bytes[index * width : (index + 1) * width]
-            block = _Block(block_hash, parent, tokens, (event.adapter, event.salt), event.group, event.kind)
+            block = _Block(block_hash, parent, tokens, root, event.group, event.kind)
             self._blocks[event.group, block_hash] = block
             if event.is_main:
                 self._block_tokens = max(self._block_tokens, size)  # a shorter one is the beginning of a block

@@ -7,6 +7,7 @@ subscriber that takes too little is told all anew, as a snapshot, in place of wh
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -87,11 +88,9 @@ class _Stream:
         while True:
             if self._is_behind:
                 self._is_behind = False
-                has_blocks = not self._are_prefixes
-                engines = [
-                    self._told(engine, engine.snapshot(has_blocks=has_blocks)) for engine in self._hub.engines.values()
-                ]
-                return self._event("snapshot", {"engines": engines})
+                held = [engine.copy(has_blocks=not self._are_prefixes) for engine in self._hub.engines.values()]
+                # What comes meanwhile waits. On the event loop every stream of the server would wait, too.
+                return await asyncio.to_thread(self._snapshot, held)
             if self._waiting:
                 engine, batch = self._waiting.popleft()
                 events = [event for event in batch.events if self._is_wanted(event)]
@@ -107,6 +106,9 @@ class _Stream:
 
     def _is_wanted(self, event: ToldEvent) -> bool:
         return not self._are_prefixes or isinstance(event, PrefixesStored | PrefixesRemoved | AllBlocksCleared)
+
+    def _snapshot(self, held: Sequence[ToldEngine]) -> bytes:
+        return self._event("snapshot", {"engines": [self._told(engine, engine.snapshot()) for engine in held]})
 
     def _told(self, engine: ToldEngine, events: list[ToldEvent]) -> dict[str, Any]:
         has_tokens = engine.source.tells_tokens

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from trireme.base.errors import SpecError
@@ -24,7 +24,7 @@ _log = logging.getLogger("trireme.frontend")
 
 _MAX_QUEUED = 10_000  # messages that a subscriber may be behind before some are dropped for it
 _END = (-1).to_bytes(8, "big", signed=True)
-Snapshot = Callable[[], list[tuple[bytes, bytes]]]  # topics and batches that tell all
+Snapshot = Callable[[], Awaitable[list[tuple[bytes, bytes]]]]  # topics and batches that tell all
 
 
 class ZmqSettings(NamedTuple):
@@ -39,7 +39,7 @@ class ZmqOutlet:
     """A publisher, inside a running event loop.
 
     Args:
-        snapshot: returns what is held now, for a subscriber that has missed too much.
+        snapshot: returns, in a while, what was held when it was called, for a subscriber that has missed too much.
 
     Raises:
         SpecError: pyzmq is not installed, or an endpoint cannot be used.
@@ -116,19 +116,20 @@ class ZmqOutlet:
                 continue
             caller, _, first = frames
             try:
-                for number, topic, batch in self._from(int.from_bytes(first, "big")):
+                for number, topic, batch in await self._from(int.from_bytes(first, "big")):
                     await router.send_multipart((caller, b"", topic, number.to_bytes(8, "big"), batch))
                 await router.send_multipart((caller, b"", b"", _END, b""))
             except Exception:  # one who asks keeps no other from being answered
                 _log.exception("a question for KV events could not be answered")
 
-    def _from(self, first: int) -> list[tuple[int, bytes, bytes]]:
+    async def _from(self, first: int) -> list[tuple[int, bytes, bytes]]:
         """Return the batches from a number on, or those that tell all that is held now."""
         oldest = self._kept[0][0] if self._kept else 0
         if first >= oldest:
             return [kept for kept in self._kept if kept[0] >= first]
-        told = self._snapshot()
-        begin = max(self._next - len(told), 0)
+        end, coming = self._next, self._snapshot()
+        told = await coming
+        begin = max(end - len(told), 0)
         return [(begin + index, topic, batch) for index, (topic, batch) in enumerate(told)]
 
 

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.seam.clock import WallClock
 from serving.engines.seam.kv_events import AllBlocksCleared, BlocksStored
 from serving.kv_events import event_link, http_events
-from serving.kv_events.event_hub import EventHub
+from serving.kv_events.event_hub import EventHub, ToldEngine
 from serving.kv_events.event_link import EventLink
 from serving.kv_events.http_events import EventsOverHttp
-from serving.kv_events.messages import Source, publisher_path
+from serving.kv_events.messages import Source, ToldEvent, publisher_path
 from serving.kv_events.telling_engine import TellingEngine, source_of
 from serving.kv_events.wire_events import json_event, vllm_batch
 from serving.kv_events.zmq_outlet import is_listening, named
@@ -215,6 +216,44 @@ def test_a_subscriber_that_falls_behind_is_told_all_anew(tmp_path: Path, monkeyp
         anew = await stream.next()
         assert b"id: 1\nevent: snapshot" in anew
         assert all(str(each).encode() in anew for each in teller.held())
+        teller.close()
+        await hub.close()
+
+    asyncio.run(run())
+
+
+def test_what_comes_while_a_snapshot_is_made_is_told_behind_it_and_the_loop_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    snapshot = ToldEngine.snapshot
+
+    def slow(engine: ToldEngine) -> list[ToldEvent]:
+        assert may_go_on.wait(30), "the loop, which lets it go on, stood still"
+        return snapshot(engine)
+
+    async def run() -> None:
+        hub = EventHub()
+        await hub.listen(tmp_path)
+        teller = Teller(tmp_path)
+        teller.ask(100)
+        await until(lambda: hashes_in(hub))
+        before = {str(each).encode() for each in teller.held()}
+        stream = http_events._Stream(hub, are_prefixes=False)
+        hub.subscribe(stream)
+        monkeypatch.setattr(ToldEngine, "snapshot", slow)
+        first = asyncio.create_task(stream.next())
+        await asyncio.sleep(0)
+        teller.ask(500)
+        await until(lambda: hashes_in(hub) == teller.held())
+        may_go_on.set()
+        told = await first
+        later = {str(each).encode() for each in teller.held()} - before
+        assert all(each in told for each in before)
+        assert not any(each in told for each in later)
+        behind = await stream.next()
+        assert later
+        assert all(each in behind for each in later)
         teller.close()
         await hub.close()
 
