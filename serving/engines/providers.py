@@ -120,7 +120,7 @@ def start_of_release(release: ReleaseSpec) -> EngineStart:
         case VllmEngineSpec():
             from serving.engines.vllm.vllm_start import plan_vllm_start  # noqa: PLC0415
 
-            start = plan_vllm_start(release.engine, os.environ, run_dir())
+            start = plan_vllm_start(release.engine, os.environ, run_dir(), cpus=release.placement.cpus)
         case _:
             return EngineStart()
     placement = release.placement

@@ -68,7 +68,10 @@ class VllmEngineSpec(ProviderSpec):
         default=True, description="compile the model, and record CUDA graphs; false: a start of seconds, slower steps"
     )
     num_threads: Positive | None = Field(
-        default=None, le=1024, description="CPU threads of an engine on a CPU, of each rank; none: all cores"
+        default=None,
+        le=1024,
+        description="CPU threads of an engine on a CPU, of each rank; none: one for each core, of "
+        "placement.cpus where that is given",
     )
     lora: LoraSpec | None = None
     speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None

@@ -7,7 +7,7 @@ folder of the start, and their shared memory is found by what they map.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,19 +46,22 @@ _OF_THE_SERVERS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _OPENMP = "lib/libiomp5.so"  # Intel's, which vLLM's CPU build asks to have loaded first
 
 
-def plan_vllm_start(spec: VllmEngineSpec, environ: Mapping[str, str], run_dir: Path) -> EngineStart:
+def plan_vllm_start(
+    spec: VllmEngineSpec, environ: Mapping[str, str], run_dir: Path, *, cpus: Sequence[int] | None = None
+) -> EngineStart:
     """Return how the process of an engine starts.
 
     Args:
         spec: the engine's.
         environ: of the server.
         run_dir: folder of the server, in which the links to Trireme's code are made.
+        cpus: cores of the release's place; None: all that this process may use.
 
     Raises:
         SpecError: the environment has no interpreter, or `run_dir` is too deep for the sockets of ranks.
     """
     start = EngineStart(
-        environment=_SETTINGS | (_threads(spec) if spec.is_on_cpu else {}) | transfer_settings(spec.kv_transfer),
+        environment=_SETTINGS | (_threads(spec, cpus) if spec.is_on_cpu else {}) | transfer_settings(spec.kv_transfer),
         left_files=(openmp_note("{pid}"),),
     )
     if spec.world_size > 1:
@@ -81,18 +84,19 @@ def plan_vllm_start(spec: VllmEngineSpec, environ: Mapping[str, str], run_dir: P
     )
 
 
-def _threads(spec: VllmEngineSpec) -> dict[str, str]:
+def _threads(spec: VllmEngineSpec, cpus: Sequence[int] | None) -> dict[str, str]:
     """Return the settings of a CPU's threads.
 
-    Not bound by vLLM, the threads keep to the cores that the deployment gives the release (`placement.cpus`). Without a
-    number and a time to spin, Intel's OpenMP spins for 200 ms after each step: 15.8 instead of 1.3 ms a step
-    (docs/vllm_behaviour.md, cost of a step). Each rank has as many.
+    Not bound by vLLM, the threads keep to the cores that the deployment gives the release (`placement.cpus`), one for
+    each, divided among the ranks. Without a number and a time to spin, Intel's OpenMP spins for 200 ms after each step:
+    15.8 instead of 1.3 ms a step (docs/vllm_behaviour.md, cost of a step).
 
-    The threads of a lone rank that has all cores are bound by OpenMP, each to a core: whatever wakes beside them could
+    The threads of a lone rank that has all of these cores are bound by OpenMP, each to one: whatever wakes beside could
     have two of them meet on one core, where each step waits for both. Fewer threads than cores are not: those of
     another engine would be bound to the same cores.
     """
-    num_threads = spec.num_threads or max(1, len(os.sched_getaffinity(0)) // spec.world_size)
+    num_cores = len(os.sched_getaffinity(0) if cpus is None else cpus)
+    num_threads = spec.num_threads or max(1, num_cores // spec.world_size)
     bound = {"KMP_AFFINITY": "granularity=fine,compact"} if spec.num_threads is None and spec.world_size == 1 else {}
     return {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

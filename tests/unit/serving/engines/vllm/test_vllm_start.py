@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
+from ensemble_configs.spec.release_spec import PlacementSpec, TokenizerSpec
 from serving.engine_guard.guarded_process import PlainProcess
-from serving.engines.providers import check_installed
+from serving.engines.providers import check_installed, start_of_release
 from serving.engines.vllm.vllm_start import plan_vllm_start
 from serving.engines.vllm.vllm_upstream import check_version
 from serving.process.code_links import code_links
+from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import SpecError
 
 
@@ -87,6 +90,22 @@ def test_the_cores_of_a_cpu_are_divided_among_the_ranks(monkeypatch: pytest.Monk
 
     assert [threads(tp_size=size) for size in (1, 4, 8, 24)] == ["12", "3", "1", "1"]
     assert threads(tp_size=4, num_threads=5) == "5"
+
+
+def test_an_engine_with_a_place_has_a_thread_for_each_core_of_that_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
+    deployment = DeploymentSpec.of_one(
+        name="placed",
+        tokenizer=TokenizerSpec(dir=tmp_path),
+        engine=spec(device="cpu", kv_cache_bytes=2**26, venv_dir=None),
+        placement=PlacementSpec(cpus=(0, 1, 2)),
+    )
+    start = start_of_release(deployment.model)
+    assert start.cpus == (0, 1, 2)
+    assert start.environment["OMP_NUM_THREADS"] == "3"
+    assert "KMP_AFFINITY" in start.environment, "within the place"
 
 
 def test_threads_are_bound_where_one_engine_has_a_thread_on_each_core() -> None:
