@@ -23,7 +23,10 @@ def _is_address(value: str) -> str:
         return value
     found = _ADDRESS.fullmatch(value)
     if found is None or not 1 <= int(found[1]) <= 65535:
-        raise ValueError("an address is host:port of a server's gRPC port, or grpcs://host:port with TLS")
+        raise ValueError(
+            "an address is host:port of a server's gRPC port, grpcs://host:port with TLS, or dns:///name:port for each "
+            "address of a name"
+        )
     return value
 
 
