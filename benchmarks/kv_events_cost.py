@@ -64,7 +64,7 @@ def main(
         runs: dict[str, list[_Figures]] = {name: [] for name in sides}
         for number in track(range(rounds + 1), console=Console(stderr=True), transient=True):
             asked = [Ask(maker.prompts(streams), output_tokens) for _ in range(asks)]
-            for name in sorted(sides, reverse=bool(number % 2)):
+            for name in (*_names()[number % len(sides) :], *_names()[: number % len(sides)]):  # each first in turn
                 figures = _run(sides[name], asked)
                 if number:  # the first round warms up
                     runs[name].append(figures)

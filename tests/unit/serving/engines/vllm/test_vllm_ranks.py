@@ -74,7 +74,12 @@ class Machine:
         return found
 
     def find(self, words: str) -> list[psutil.Process]:
-        return [each for each in self.processes() if words in " ".join(each.cmdline())]
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):  # it has ended since
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
     def ranks(self) -> list[psutil.Process]:
         return self.find("VLLM::Worker")
