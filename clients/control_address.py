@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from trireme.base.errors import RequestError, Unavailable
-from trireme.base.http.http_access import is_loopback
+from trireme.base.http_servers.http_access import is_loopback
 
 
 class ControlAddress(NamedTuple):

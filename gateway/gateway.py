@@ -48,8 +48,8 @@ from gateway.served_models import ServedModels
 from gateway.servers.open_pool import ServerPlaces, open_pool
 from gateway.servers.server_pool import SILENCE_S, ServerPool
 from trireme.base.errors import SpecError
-from trireme.base.http.http_access import HttpAccess
-from trireme.base.http.renewed_certificate import RenewedCertificate
+from trireme.base.http_servers.http_access import HttpAccess
+from trireme.base.http_servers.renewed_certificate import RenewedCertificate
 from trireme.base.server_names import is_server_name, read_server_name
 from trireme.base.store_place import StorePlace
 

@@ -29,8 +29,8 @@ from gateway.served_models import models_of
 from gateway.servers.server_pool import SILENCE_S
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
-from trireme.base.http.http_access import HttpAccess, is_loopback
-from trireme.base.http.http_thread import listen
+from trireme.base.http_servers.http_access import HttpAccess, is_loopback
+from trireme.base.http_servers.http_thread import listen
 from trireme.base.store_place import read_place
 
 DEFAULT_URL = "localhost:8001"

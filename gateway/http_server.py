@@ -17,9 +17,9 @@ from gateway.callers_api import authorization_of, error_answer_for
 from gateway.gateway_metrics import GatewayMetrics
 from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import ServingError
-from trireme.base.http.http_body import body_of
-from trireme.base.http.http_connections import PatientServer
-from trireme.base.http.renewed_certificate import RenewedCertificate
+from trireme.base.http_servers.http_body import body_of
+from trireme.base.http_servers.http_connections import PatientServer
+from trireme.base.http_servers.renewed_certificate import RenewedCertificate
 
 _BACKLOG = 1024
 _LARGE_AT_ONCE = 8  # bodies of the largest size that may be on their way

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from clients.rollout.records.rollout_plan import Plan, SplitBy
 from trireme.base.errors import RequestError
-from trireme.base.http.http_access import HttpAccess, is_loopback
+from trireme.base.http_servers.http_access import HttpAccess, is_loopback
 
 NO_ACCESS = HttpAccess()
 

@@ -24,7 +24,7 @@ from clients.rollout.weights.named_weights import weights_named
 from clients.rollout.weights.part_of_two import PartOfTwo
 from clients.rollout.weights.router import Router
 from trireme.base.errors import Unavailable
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 from trireme.base.store_place import StorePlace
 
 _TICK_S = 0.5

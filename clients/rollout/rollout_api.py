@@ -38,8 +38,8 @@ from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError, Unavailable
-from trireme.base.http.http_access import AcceptedKeys, HttpAccess
-from trireme.base.http.http_thread import HttpThread, listen
+from trireme.base.http_servers.http_access import AcceptedKeys, HttpAccess
+from trireme.base.http_servers.http_thread import HttpThread, listen
 from trireme.base.known_types import known
 from trireme.base.store_place import StorePlace
 

@@ -2,7 +2,7 @@
 """Callers by a file of keys that are all alike, or without any key."""
 
 from gateway.access.caller import ANYBODY, Caller, not_accepted
-from trireme.base.http.http_access import AcceptedKeys, HttpAccess
+from trireme.base.http_servers.http_access import AcceptedKeys, HttpAccess
 
 
 class TokenFile:

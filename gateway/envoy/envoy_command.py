@@ -15,7 +15,7 @@ from gateway.envoy.bootstrap import bootstrap
 from gateway.envoy.settings import Concurrency, EnvoySettings, Front, ListenerTls
 from trireme.base.durable_files import write_atomically
 from trireme.base.errors import RequestError
-from trireme.base.http.http_access import is_loopback
+from trireme.base.http_servers.http_access import is_loopback
 
 _GATEWAY_SCHEMES, _SERVER_SCHEMES = ("http", "https"), ("grpc", "grpcs")
 

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from serving.supervisor.running_operations import Line, RunningOperations
 from trireme.base.errors import AccessDenied, RequestError, ServingError, SpecError, Unavailable
-from trireme.base.http.http_access import AcceptedKeys, HttpAccess, is_loopback
-from trireme.base.http.http_thread import HttpThread, listen
+from trireme.base.http_servers.http_access import AcceptedKeys, HttpAccess, is_loopback
+from trireme.base.http_servers.http_thread import HttpThread, listen
 from trireme.base.unix_rpc import MAX_BYTES, Handler
 
 _log = logging.getLogger("trireme.control_api")

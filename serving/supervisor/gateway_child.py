@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ensemble_configs.spec.triton_spec import TritonSpec
 from trireme.base.errors import SpecError
-from trireme.base.http.http_thread import listen
+from trireme.base.http_servers.http_thread import listen
 
 HERE = "127.0.0.1"
 _LOOK_S = 0.5

@@ -9,7 +9,7 @@ import typer
 
 from serving.supervisor.control_api import check_control_access
 from trireme.base.errors import RequestError, SpecError
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 
 HERE = "127.0.0.1"
 

@@ -43,7 +43,7 @@ from serving.telemetry.request_tracer import check_installed
 from serving.triton.frontends import Frontends
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, SpecError
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 from trireme.base.unix_rpc import RpcServer
 from trireme.base.unix_socket import CONTROL_SOCKET
 

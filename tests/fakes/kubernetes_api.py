@@ -23,7 +23,7 @@ from aiohttp import web
 from kubernetes_structures import GrpcSpec, HttpSpec
 from pydantic import ValidationError
 
-from trireme.base.http.http_thread import HttpThread
+from trireme.base.http_servers.http_thread import HttpThread
 
 GROUP = "gateway.networking.k8s.io"
 KINDS: dict[str, tuple[str, type[HttpSpec | GrpcSpec]]] = {

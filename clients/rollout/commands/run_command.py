@@ -29,7 +29,7 @@ from clients.rollout.server_place import (
 from clients.rollout.steering_lease import steering_all
 from clients.rollout.waiting import wait_for_rollouts
 from trireme.base.errors import RequestError, SpecError
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 from trireme.base.store_place import StorePlace
 from trireme.base.unix_socket import CONTROL_SOCKET
 

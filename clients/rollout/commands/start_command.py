@@ -71,7 +71,7 @@ from clients.rollout.weights.weight_options import (
     WeightsOption,
     weight_fields,
 )
-from trireme.base.http.http_thread import listen
+from trireme.base.http_servers.http_thread import listen
 from trireme.base.store_place import StorePlace
 
 

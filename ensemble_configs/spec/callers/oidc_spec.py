@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ensemble_configs.spec.base import Boolean, Number, PositiveSize, Spec
 from ensemble_configs.spec.price_spec import Dollars
-from trireme.base.http.http_access import is_loopback
+from trireme.base.http_servers.http_access import is_loopback
 
 _URL = r"^https?://[^\s?#@]+$"
 Claim = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]

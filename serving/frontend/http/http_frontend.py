@@ -34,8 +34,8 @@ from serving.kv_events.http_events import PATH, EventsOverHttp
 from serving.requests.request_parameters import KNOWN_PARAMETERS, TRACEPARENT, TRACESTATE
 from trireme.base.byte_budget import ByteBudget
 from trireme.base.errors import RequestError, ServingError, Unavailable
-from trireme.base.http.http_body import body_of
-from trireme.base.http.http_connections import PatientServer
+from trireme.base.http_servers.http_body import body_of
+from trireme.base.http_servers.http_connections import PatientServer
 
 _MODEL = re.compile(r"/v2/models/([^/]{1,255})(?:/versions/([0-9]{1,19}))?/(infer|generate|generate_stream)")
 _READ = re.compile(

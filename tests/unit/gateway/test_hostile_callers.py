@@ -13,7 +13,7 @@ from kserve_server import KServeServer, response, story
 from running_gateway import RunningGateway
 
 from gateway.gateway import Limits
-from trireme.base.http import http_connections
+from trireme.base.http_servers import http_connections
 
 MOST = 1 << 20  # bytes of a body
 PATH = "/v1/chat/completions"

@@ -8,7 +8,7 @@ from typing import Any
 from clients.access import Access
 from clients.remote_control import RemoteControl
 from serving.supervisor.control_api import ControlApi
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 
 KEY = "0123456789abcdef"
 

@@ -16,8 +16,8 @@ from gateway.gateway import Gateway, Limits
 from gateway.ledger.ledger import Ledger
 from gateway.redis_place import RedisPlace
 from gateway.served_models import ServedModel, ServedModels
-from trireme.base.http.http_access import HttpAccess
-from trireme.base.http.http_thread import listen
+from trireme.base.http_servers.http_access import HttpAccess
+from trireme.base.http_servers.http_thread import listen
 from trireme.base.store_place import StorePlace
 
 MODELS = (ServedModel("demo", "ensemble", 100),)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trireme.base.byte_budget import ByteBudget
-from trireme.base.http.http_body import body_of
+from trireme.base.http_servers.http_body import body_of
 
 LARGE = 2 << 20  # smaller ones are taken at any time
 

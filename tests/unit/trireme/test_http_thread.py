@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from certificates import Authority
 
-from trireme.base.http.http_access import HttpAccess
-from trireme.base.http.http_thread import HttpThread, listen
+from trireme.base.http_servers.http_access import HttpAccess
+from trireme.base.http_servers.http_thread import HttpThread, listen
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

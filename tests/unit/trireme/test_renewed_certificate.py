@@ -14,8 +14,8 @@ from certificates import Authority, Pair
 from kserve_server import KServeServer, story
 from running_gateway import RunningGateway
 
-from trireme.base.http.http_access import HttpAccess
-from trireme.base.http.renewed_certificate import RenewedCertificate
+from trireme.base.http_servers.http_access import HttpAccess
+from trireme.base.http_servers.renewed_certificate import RenewedCertificate
 
 OLD_S = 100.0  # of files, so that a change of theirs shows
 WAIT_S = 60.0

@@ -25,7 +25,7 @@ from clients.rollout.rollout_api import RolloutApi
 from clients.rollout.routing.rollout_client import RolloutClient, Step
 from ensemble_configs.split.outcome import Outcome
 from trireme.base.errors import AccessDenied, RequestError, SpecError
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 from trireme.commands import run_command
 
 KEY, NEXT_KEY = "0123456789abcdef", "fedcba9876543210"

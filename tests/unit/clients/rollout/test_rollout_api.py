@@ -21,7 +21,7 @@ from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutApi
 from trireme.base.errors import RequestError, ServingError, SpecError
-from trireme.base.http.http_thread import listen
+from trireme.base.http_servers.http_thread import listen
 
 pytestmark = pytest.mark.slow
 

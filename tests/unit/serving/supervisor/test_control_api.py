@@ -20,8 +20,8 @@ from clients.access import Access
 from serving.supervisor import control_api, running_operations
 from serving.supervisor.control_api import ControlApi
 from trireme.base.errors import AccessDenied, RequestError, ServerError, ServingError, SpecError, Unavailable
-from trireme.base.http import http_access
-from trireme.base.http.http_access import AcceptedKeys, HttpAccess
+from trireme.base.http_servers import http_access
+from trireme.base.http_servers.http_access import AcceptedKeys, HttpAccess
 from trireme.base.unix_rpc import Say
 
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}

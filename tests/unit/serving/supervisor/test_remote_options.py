@@ -8,7 +8,7 @@ from certificates import Authority
 
 from serving.supervisor.remote_options import remote_address
 from trireme.base.errors import RequestError, ServingError, SpecError
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 from trireme.commands import run_command
 
 

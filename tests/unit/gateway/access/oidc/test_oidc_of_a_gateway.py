@@ -23,7 +23,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.ledger_store import LedgerStore
 from gateway.served_models import ServedModel, ServedModels
 from trireme.base.errors import SpecError
-from trireme.base.http.http_access import HttpAccess
+from trireme.base.http_servers.http_access import HttpAccess
 
 MODELS = (ServedModel("chat", "chat_ensemble", has_admission=True), ServedModel("code", "code_ensemble"))
 PATIENCE_S = 30.0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from trireme.base.errors import SpecError
-from trireme.base.http.http_access import HttpAccess, file_state
+from trireme.base.http_servers.http_access import HttpAccess, file_state
 
 _log = logging.getLogger("trireme.http.certificate")
 
