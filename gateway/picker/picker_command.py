@@ -13,14 +13,14 @@ from clients.access import Access
 from clients.envoy_parts import read_address
 from clients.tls_context import check_access
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
-from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from gateway.live.server_figures import page_addresses
 from gateway.picker.endpoint_picker import EndpointPicker, Endpoints, has_address, serve
 from gateway.served_models import ServedModels, models_of
 from gateway.servers.open_pool import ServerPlaces, open_pool
 from serving.process.server_log import set_up_log
 from trireme.base.errors import SpecError
-from trireme.base.http.http_access import HttpAccess, is_loopback
+from trireme.base.http_servers.http_access import HttpAccess, is_loopback
 from trireme.base.server_names import is_server_name, read_server_name
 
 
@@ -104,7 +104,7 @@ def picker(
         page_addresses(metrics_url or (), url),
         has_feeds=True,
     )
-    endpoints = _endpoints(models, endpoint_port, most_endpoints)
+    endpoints = _endpoints(spec, models, endpoint_port, most_endpoints)
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     asyncio.run(_run(places, endpoints, shown, credentials, exit_timeout_s))
 
@@ -124,9 +124,11 @@ def _check_urls(urls: list[str]) -> None:
             )
 
 
-def _endpoints(models: ServedModels, port: int | None, most: int) -> Endpoints:
+def _endpoints(spec: DeploymentSpec, models: ServedModels, port: int | None, most: int) -> Endpoints:
+    """Return the endpoints; a request may name a model as callers do, or any of its Triton models."""
     names = {model.name: model.triton_model for model in models}
-    return Endpoints(port, {**names, **{name: name for name in names.values()}}, next(iter(names.values())), most)
+    of_triton = {name: names[model.name] for model in spec.models if model.name in names for name in model.triton_names}
+    return Endpoints(port, {**names, **of_triton}, next(iter(names.values())), most)
 
 
 def _credentials(access: HttpAccess) -> Any:

@@ -9,6 +9,7 @@ import msgspec
 
 from clients.infer_messages import GenerateRequest
 from ensemble_configs.chat.prefix_numbers import PROMPT_INPUTS, prefix_of_inputs
+from ensemble_configs.spec.model_names import ROUTING_MODELS
 from gateway.servers.prefixes import numbers_of
 
 _TRITON_PATH = re.compile(r"/v2/models/([^/?]+)")
@@ -21,8 +22,9 @@ class Prompt(NamedTuple):
         model: name that the request asks for, Triton's or a deployment's; "": it names none.
         numbers: of its prompt's beginnings; empty: nobody knows them.
         is_session: whether the first of them is that of a session.
-        is_told: whether a server that tells KV events has the same numbers, so that it is believed. Of other bodies a
-            gateway behind the picker makes what a server sees, and where they went is remembered here.
+        is_told: whether a server that tells KV events has the same numbers, so that it is believed. It has none of
+            `ensemble_graph`, and of other bodies than Triton's a gateway behind the picker makes what a server sees:
+            where those went is remembered here.
     """
 
     model: str = ""
@@ -50,12 +52,19 @@ def prompt_of(path: str, body: bytes) -> Prompt:
     session = session if isinstance(session, str) else ""
     asked = said.get("model")
     if found is not None:
-        inputs = {name: _bytes(said[name]) for name in PROMPT_INPUTS if isinstance(said.get(name), str | int)}
-        prefix = prefix_of_inputs(inputs)
-        return Prompt(model, () if prefix is None else tuple(prefix.numbers), is_told=True)
+        return _of_triton(model, said)
     request = _request(said)
     numbers = () if request is None else tuple(numbers_of(request, session=session))
     return Prompt(asked if isinstance(asked, str) else "", numbers, bool(session and numbers))
+
+
+def _of_triton(model: str, said: Mapping[str, Any]) -> Prompt:
+    nested = said.get("parameters")
+    said = {**said, **nested} if isinstance(nested, dict) else said
+    prefix = prefix_of_inputs(
+        {name: str(said[name]).encode() for name in PROMPT_INPUTS if isinstance(said.get(name), str | int)}
+    )
+    return Prompt(model, () if prefix is None else tuple(prefix.numbers), is_told=model.endswith(ROUTING_MODELS))
 
 
 def _request(said: Mapping[str, Any]) -> GenerateRequest | None:
@@ -67,10 +76,6 @@ def _request(said: Mapping[str, Any]) -> GenerateRequest | None:
         if isinstance(text := said.get(name), str):
             return GenerateRequest(text_input=text, max_tokens=1)
     return None
-
-
-def _bytes(value: str | int) -> bytes:
-    return str(value).encode()
 
 
 def _objects(said: object) -> list[dict[str, object]]:

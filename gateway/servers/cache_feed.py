@@ -3,7 +3,7 @@
 
 import math
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import aiohttp
 import msgspec
@@ -67,10 +67,12 @@ class CacheFeed:
                 if kind == b"snapshot":
                     engines = msgspec.json.decode(data, type=known(_Snapshot)).engines
                     prefixes.begin_to_tell(engine.engine for engine in engines)
-                    for engine in engines:
-                        _apply(prefixes, engine)
+                    for engine in engines:  # after which nothing is cleared: the server's cache is what it was
+                        held = [event for event in engine.events if event.type != "AllBlocksCleared"]
+                        _apply(prefixes, engine.engine, held)
                 elif kind == b"batch":
-                    _apply(prefixes, msgspec.json.decode(data, type=known(_Engine)))
+                    told = msgspec.json.decode(data, type=known(_Engine))
+                    _apply(prefixes, told.engine, told.events)
             raise FeedError(f"{self.url} has ended")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise FeedError(f"{self.url}: {str(exc) or type(exc).__name__}") from exc
@@ -119,12 +121,12 @@ def _read(event: bytes) -> tuple[bytes, bytes]:
     return fields.get(b"event", b""), fields.get(b"data", b"")
 
 
-def _apply(prefixes: Prefixes, told: _Engine) -> None:
-    for event in told.events:
+def _apply(prefixes: Prefixes, engine: str, events: Iterable[_Event]) -> None:
+    for event in events:
         match event.type:
             case "PrefixesStored":
-                prefixes.note_stored(told.engine, event.numbers, event.ends)
+                prefixes.note_stored(engine, event.numbers, event.ends)
             case "PrefixesRemoved":
-                prefixes.note_removed(told.engine, event.numbers)
+                prefixes.note_removed(engine, event.numbers)
             case "AllBlocksCleared":
-                prefixes.note_cleared(told.engine)
+                prefixes.note_cleared(engine)

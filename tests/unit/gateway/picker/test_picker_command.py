@@ -10,7 +10,11 @@ import grpc
 import pytest
 from certificates import Authority
 
+from ensemble_configs.spec.deployment import DeploymentSpec
+from gateway.picker import picker_command
 from gateway.picker.envoy_messages import HEALTH, SERVING, HealthCheckRequest, HealthCheckResponse
+from gateway.picker.prompt_of_body import Prompt
+from gateway.served_models import models_of
 from trireme.base.free_ports import free_ports
 from trireme.commands import run_command
 
@@ -39,6 +43,20 @@ def test_what_is_wrong_is_refused_with_what_to_write(
         run_command("gateway", ["picker", *options])
     assert ended.value.code == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_request_may_name_any_of_a_models_triton_models() -> None:
+    model = {"tokenizer": {"dir": "/models/t"}, "engine": {"provider": "simulated"}}
+    spec = DeploymentSpec.model_validate(
+        {"name": "pair", "models": [{"name": "chat", "prefix": "", **model}, {"name": "code", **model}]}
+    )
+    endpoints = picker_command._endpoints(spec, models_of(spec), None, 1)
+    asked = ("", "chat", "code", "ensemble", "tensorrt_llm_bls", "code_ensemble", "code_tensorrt_llm_bls")
+    found = {name: endpoints.model_of(Prompt(name)) for name in asked}
+    assert {name for name, model in found.items() if model == "code_ensemble"} == {
+        "code", "code_ensemble", "code_tensorrt_llm_bls",
+    }  # fmt: skip
+    assert set(found.values()) == {"ensemble", "code_ensemble"}
 
 
 def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,12 @@ OF_TEXT = tuple(numbers_of(GenerateRequest(text_input=TEXT, max_tokens=1)))
         ("/v1/responses", {"input": TEXT}, Prompt("", OF_TEXT)),
         ("/v1/completions", {"model": "chat", "prompt": TEXT}, Prompt("chat", OF_TEXT)),
         ("/v2/models/ensemble/generate_stream", {"text_input": TEXT}, Prompt("ensemble", OF_TEXT, is_told=True)),
+        (
+            "/v2/models/code_tensorrt_llm_bls/generate",
+            {"text_input": TEXT},
+            Prompt("code_tensorrt_llm_bls", OF_TEXT, is_told=True),
+        ),
+        ("/v2/models/ensemble_graph/generate", {"text_input": TEXT}, Prompt("ensemble_graph", OF_TEXT)),
         ("/v2/models/ensemble/versions/1/infer", {"inputs": []}, Prompt("ensemble", is_told=True)),
         ("/v1/completions", {"model": 7, "prompt": [1, 2], "messages": [3]}, Prompt()),
     ],
@@ -53,6 +59,8 @@ def test_a_prompt_of_tritons_has_the_numbers_that_its_server_tells(inputs: dict[
     found = prompt_of("/v2/models/ensemble/generate", json.dumps(inputs | {"max_tokens": 3}).encode())
     assert found.numbers == (() if told is None else tuple(told.numbers))
     assert found.is_told
+    nested = prompt_of("/v2/models/ensemble/generate", json.dumps({"parameters": inputs, "max_tokens": 3}).encode())
+    assert nested == found, "the server takes inputs from there, too"
 
 
 def test_a_conversation_may_have_a_name() -> None:

@@ -253,6 +253,31 @@ def test_a_feed_is_followed_in_whatever_parts_it_comes() -> None:
     asyncio.run(run())
 
 
+def test_a_feed_that_begins_again_takes_nothing_away_of_what_a_server_was_sent() -> None:
+    """A snapshot begins with a clear, for who has known something else; the server has lost nothing."""
+
+    async def run() -> None:
+        prefixes = Prefixes()
+        prefixes.add([7, 8])
+        async with telling() as (told, feed):
+            following = asyncio.create_task(feed.follow(prefixes))
+            cleared = {"type": "AllBlocksCleared"}
+            told.tell("snapshot", {"engines": [{"engine": ONE, "events": [cleared, stored([1, 2], [2])]}]})
+            async with asyncio.timeout(5):
+                while prefixes.num_had([1, 2], engine=ENGINE) < 2:
+                    await asyncio.sleep(0.01)
+            assert prefixes.num_had([7, 8], engine=None) == 2
+            told.tell("batch", {"engine": ONE, "at_s": 1.0, "events": [cleared]})
+            async with asyncio.timeout(5):
+                while prefixes.num_had([7, 8], engine=None):
+                    await asyncio.sleep(0.01)
+            told.lines.put_nowait(None)
+            with pytest.raises(FeedError, match="has ended"):
+                await following
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("status", "is_untold"), [(404, True), (503, False)])
 def test_a_server_that_does_not_tell_is_known_from_one_that_is_away(status: int, *, is_untold: bool) -> None:
     async def run() -> None:
