@@ -14,7 +14,7 @@ from serving.disaggregation.prefill_server import PREFILL_FAILED
 from serving.disaggregation.server_set import ServerSet
 from serving.engines.seam.base import GenerationRequest
 from serving.requests.prompt_batch import Row
-from trireme.base.errors import ServingError
+from trireme.base.errors import ServingError, Unavailable
 
 _log = logging.getLogger("trireme.disaggregation")
 
@@ -122,6 +122,9 @@ class PrefillServers:
         """Return what a server hands over, and the outcome; servers are asked until none is left that may answer."""
         message = prefill_message(row, model=self._spec.model, version=str(self._release), request_id=request_id)
         left, outcome = await self._servers.servers(), "busy"
+        if not left:
+            outcome = "failed"
+            self._warn(Unavailable(f"{', '.join(self._spec.urls)}: DNS has no address"), request_id)
         while worth := [server for server in left if server.is_worth_asking]:
             server = min(worth, key=lambda one: one.num_asked)
             left.remove(server)
