@@ -8,9 +8,11 @@ one whose cache is empty; one that comes tells all that it holds.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -36,6 +38,7 @@ from trireme.base.unix_socket import UnixListener
 _log = logging.getLogger("trireme.frontend")
 
 _RETRY_S = 5.0
+T = TypeVar("T")
 
 
 class ToldEngine:
@@ -107,6 +110,12 @@ class EventHub:
         self._server: asyncio.Server | None = None
         self._run_dir: Path | None = None
         self._hearing: set[asyncio.Task[None]] = set()
+        # One, however many subscribers come at once: each takes time of the event loop's thread.
+        self._beside = ThreadPoolExecutor(1, "kv-snapshots")
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Return what some work returns that is done beside the event loop, one after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
     async def listen(self, run_dir: Path) -> None:
         """Hear the engines of a server from now on."""
@@ -131,6 +140,7 @@ class EventHub:
         for outlet in self._outlets.values():
             outlet.close()
         self._outlets.clear()
+        self._beside.shutdown(wait=False, cancel_futures=True)
 
     async def _stop_listening(self) -> None:
         if self._server is not None and self._listener is not None:
@@ -208,7 +218,7 @@ class EventHub:
     def _told_anew(self, settings: ZmqSettings) -> Awaitable[list[tuple[bytes, bytes]]]:
         """Return batches that tell all that the engines of a publisher hold at this moment."""
         held = [engine.copy() for engine in self._of_publisher(settings)]
-        return asyncio.to_thread(_batches_of, held)
+        return self.beside(partial(_batches_of, held))
 
 
 def _batches_of(engines: Sequence[ToldEngine]) -> list[tuple[bytes, bytes]]:

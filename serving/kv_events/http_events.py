@@ -8,6 +8,7 @@ subscriber that takes too little is told all anew, as a snapshot, in place of wh
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -90,7 +91,7 @@ class _Stream:
                 self._is_behind = False
                 held = [engine.copy(has_blocks=not self._are_prefixes) for engine in self._hub.engines.values()]
                 # What comes meanwhile waits. On the event loop every stream of the server would wait, too.
-                return await asyncio.to_thread(self._snapshot, held)
+                return await self._hub.beside(partial(self._snapshot, held))
             if self._waiting:
                 engine, batch = self._waiting.popleft()
                 events = [event for event in batch.events if self._is_wanted(event)]
