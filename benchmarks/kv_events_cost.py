@@ -10,6 +10,7 @@ import contextlib
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -121,14 +122,16 @@ def _reading(parts: Callable[[threading.Event], Iterator[int]], told: list[int])
 
     def read() -> None:
         told.extend(parts(is_over))
+        if not is_over.is_set():
+            raise RuntimeError("the server has ended its events")
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join(10)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            yield
+        finally:
+            is_over.set()
+        reading.result()  # without a reader nothing was measured
 
 
 def _http_parts(metrics: str) -> Callable[[threading.Event], Iterator[int]]:

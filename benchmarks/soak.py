@@ -8,6 +8,7 @@ name and says which part.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -120,6 +121,12 @@ def run(options: Sequence[str], narrowed: Sequence[str], *, keep: str | None = N
     return status
 
 
+def _part_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", text):  # such as a date, which would be the name of a whole run
+        raise argparse.ArgumentTypeError(f"a name has a-z, 0-9 and _, and begins with a letter, got {text!r}")
+    return text
+
+
 def _written() -> dict[str, int]:
     """Return when each result was written."""
     return {path.name: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
@@ -127,7 +134,9 @@ def _written() -> dict[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Run the long tests; options before -- are of pytest in any run.")
-    parser.add_argument("--keep", metavar="NAME", help="write the result of a part of the tests, as soak_NAME")
+    parser.add_argument(
+        "--keep", metavar="NAME", type=_part_name, help="write the result of a part of the tests, as soak_NAME"
+    )
     at = sys.argv.index("--")
     asked, options = parser.parse_known_args(sys.argv[1:at])
     sys.exit(run(options, sys.argv[at + 1 :], keep=asked.keep))
