@@ -22,7 +22,7 @@ def scaling_records() -> tuple[Record, ...]:
     """Return the recording rules, of pods alone: elsewhere nothing says which replicas are of one server."""
     requests = f"({_last('trireme_requests_running')} + {_last('trireme_requests_waiting')})"
     # Counts for servers that compute prompts for others: they have few requests at a time, and no time left.
-    prefill_time = 'rate(trireme_engine_prefill_step_seconds_total{pod!=""}[1m])'
+    prefill_time = 'rate(trireme_engine_prefill_step_seconds_total{pod!=""}[2m])'
     load = f"{requests}\n    / ({_last('trireme_engine_max_num_seqs')} > 0)"
     return (
         Record(record=LOAD, expr=_sum_of_fullest(load)),

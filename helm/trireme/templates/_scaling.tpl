@@ -86,12 +86,12 @@ sum(
 
 {{/* Of a server that computes prompts for others: the share of their time that its pods compute prompts. One prompt
 fills a step, so that few of them run and wait where it has nothing left to give. A pod that is not scraped falls out
-within a minute, for which nothing is taken away (scaleDownSeconds). */}}
+within two minutes; servers stay for scaleDownSeconds. */}}
 {{- define "trireme.prefillTimeQuery" -}}
 {{- $of := include "trireme.scalingSelector" . -}}
 sum(
   max by (pod) (
-    rate(trireme_engine_prefill_step_seconds_total{ {{- $of -}} }[1m])
+    rate(trireme_engine_prefill_step_seconds_total{ {{- $of -}} }[2m])
   )
 ) >= 0
 {{- end -}}

@@ -156,8 +156,8 @@ def prefilling(name: str, seconds: float, *, num: int = ALWAYS, model: str = "te
 PREFILL_CASES: dict[str, tuple[Series, float | None]] = {
     "idle": (prefilling("a", 0) | prefilling("b", 0), 0),
     "two pods, one of them full": (prefilling("a", 15) | prefilling("b", 7.5), 1.5),
-    "one pod has been gone for a minute": (prefilling("a", 7.5) | prefilling("b", 3.75, num=NUM - 4), 0.5),
-    "all have been gone for a minute": (prefilling("a", 7.5, num=NUM - 4), None),
+    "one pod has been gone for two minutes": (prefilling("a", 7.5) | prefilling("b", 3.75, num=NUM - 8), 0.5),
+    "all have been gone for two minutes": (prefilling("a", 7.5, num=NUM - 8), None),
     "there never was one": ({}, None),
     "a pod has just loaded": (
         prefilling("a", 7.5) | dict.fromkeys(prefilling("b", 0), "_x40 0"), 0.5,
