@@ -15,6 +15,7 @@ from documents import (
     study_pages,
     support_table,
     trtllm_page,
+    vllm_pages,
 )
 from documents.reference import reference_pages
 from documents.serving_pages import gate_page, gateway_page, rollout_page
@@ -33,6 +34,7 @@ PAGES = {
     planner_page.PAGE: planner_page.page,
     **decision_pages.WRITERS,
     **study_pages.WRITERS,
+    **vllm_pages.WRITERS,
     cost_cases_page.PAGE: cost_cases_page.page,
     **reference_pages.WRITERS,
 }

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writers of tables about engines of vLLM outside the page of performance: long checks, and the cost of events."""
+
+from documents.pages import DOCS, with_tables
+from documents.results import Document, latest, source
+from trireme.base.text_tables import markdown_table
+
+_SOAK, _EVENTS = "soak_vllm", "kv_events_cost"
+_EVENT_SIDES = {
+    "off again": "the same again, without events",
+    "over HTTP, to one": "over HTTP, to one subscriber",
+    "and over ZeroMQ, to one": "and over ZeroMQ, to another",
+}
+
+
+def long_checks() -> str:
+    """Return what the long checks on the real engine counted."""
+    found = latest(_SOAK)
+    figures = found["figures"]
+    texts, fuzz = figures["texts of prefill and decode apart"], figures["random requests to vllm"]
+    adapters, lost = figures["adapters of vllm"], figures["engines of vllm lost under load"]
+    left = figures["left ensemble on vllm, kv_free_ms"]
+    memory = adapters["engine_mib"]
+    rows = [
+        ["random requests, right and wrong ones together", f"{fuzz['requests']:,}", _ends(fuzz["ends"])],
+        [
+            f"engines killed and hung under {lost['users']} users, by turns", str(lost["lost"]), _ends(lost["ends"]),
+        ],
+        [
+            "requests to 20 adapters, which come and go meanwhile", f"{sum(adapters['outcomes'].values()):,}",
+            f"{_ends(adapters['outcomes'])}; the engine's memory {memory[4]:.0f} MiB after 5 rounds, "
+            f"{memory[-1]:.0f} after {adapters['rounds']}",
+        ],
+        [
+            "texts, prefill and decode apart", f"{texts['requests']:,}",
+            f"all as of one server; of the long prompts {_ends(texts['prompts_of_the_prefill_server'])}",
+        ],
+        *(
+            [
+                f"{side} engine killed under 4 users", str(killed["kills"]),
+                f"of {killed['requests']:,} requests {_ends(killed['ends'])}",
+            ]
+            for side in ("prefill", "decode")
+            for killed in [figures[f"{side} killed under load"]]
+        ),
+        [
+            "clients that leave: ms until their KV blocks are free", str(left["clients"]),
+            f"p50 {left['p50']:.0f}, p99 {left['p99']:.0f}",
+        ],
+    ]  # fmt: skip
+    tests = ", ".join(f"{number} {end}" for end, number in found["tests"].items())
+    table = markdown_table(["", "number", "what became of them"], rows)
+    return f"{table}\n\nTests of that run: {tests}. From {source(_SOAK)}"
+
+
+def event_cost() -> str:
+    """Return what telling KV events costs the engine's step, the server's processes and the throughput."""
+    found = latest(_EVENTS)
+    by_side = {row["side"]: row for row in found["rows"]}
+    off = by_side["off"]
+    rows = [
+        [
+            title,
+            *(_with_interval(by_side[side][name]) for name in ("step_ratio", "cpu_ratio", "throughput_ratio")),
+            f"{by_side[side]['told_bytes_per_request']['median']:.0f}",
+        ]
+        for side, title in _EVENT_SIDES.items()
+    ]
+    header = ["", "step, ratio", "CPU time, ratio", "tokens/s, ratio", "bytes told, a request"]
+    return (
+        f"{markdown_table(header, rows)}\n\nMedians of {found['rounds']} rounds, 90 % intervals; without events "
+        f"{off['step_us']['median'] / 1000:.1f} ms a step, {off['cpu_us_per_request']['median'] / 1000:.0f} ms of CPU "
+        f"time a request. From {source(_EVENTS)}"
+    )
+
+
+WRITERS = {
+    DOCS / "vllm.md": lambda text: with_tables(text, {"long checks": long_checks()}),
+    DOCS / "kv_events.md": lambda text: with_tables(text, {"cost": event_cost()}),
+}
+
+
+def _ends(ends: Document) -> str:
+    def name(end: str) -> str:
+        return f"HTTP {end}" if end.isdigit() else end.strip("[]")
+
+    return ", ".join(f"{number:,} {name(end)}" for end, number in sorted(ends.items(), key=lambda one: -one[1]))
+
+
+def _with_interval(found: Document) -> str:
+    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
