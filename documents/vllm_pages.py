@@ -5,7 +5,14 @@ from documents.pages import DOCS, with_tables
 from documents.results import Document, latest, source
 from trireme.base.text_tables import markdown_table
 
-_SOAK, _EVENTS = "soak_vllm", "kv_events_cost"
+_SOAK, _RANKS, _EVENTS = "soak_vllm", "soak_vllm_ranks", "kv_events_cost"
+_VICTIMS = {
+    "VLLM::Worker_TP0 SIGKILL": "rank 0 killed",
+    "VLLM::Worker_TP1 SIGSTOP": "rank 1 hung",
+    "serving.engine_process.engine_loop SIGKILL": "engine killed",
+    "serving.engine_process.engine_loop SIGSTOP": "engine hung",
+    "serving.engine_guard SIGKILL": "guard killed",
+}
 _EVENT_SIDES = {
     "off again": "the same again, without events",
     "over HTTP, to one": "over HTTP, to one subscriber",
@@ -43,6 +50,7 @@ def long_checks() -> str:
             for side in ("prefill", "decode")
             for killed in [figures[f"{side} killed under load"]]
         ),
+        ["losses of an engine with two ranks: seconds until told", *_losses()],
         [
             "clients that leave: ms until their KV blocks are free", str(left["clients"]),
             f"p50 {left['p50']:.0f}, p99 {left['p99']:.0f}",
@@ -50,7 +58,7 @@ def long_checks() -> str:
     ]  # fmt: skip
     tests = ", ".join(f"{number} {end}" for end, number in found["tests"].items())
     table = markdown_table(["", "number", "what became of them"], rows)
-    return f"{table}\n\nTests of that run: {tests}. From {source(_SOAK)}"
+    return f"{table}\n\nTests of the first run: {tests}. From {source(_SOAK, _RANKS)}"
 
 
 def event_cost() -> str:
@@ -78,6 +86,14 @@ WRITERS = {
     DOCS / "vllm.md": lambda text: with_tables(text, {"long checks": long_checks()}),
     DOCS / "kv_events.md": lambda text: with_tables(text, {"cost": event_cost()}),
 }
+
+
+def _losses() -> tuple[str, str]:
+    """Return how often an engine with two ranks lost a process, and the seconds until each kind was told."""
+    turns = list(latest(_RANKS)["figures"].values())
+    seconds = {victim: sorted(turn[victim] for turn in turns) for victim in _VICTIMS}
+    told = [f"{_VICTIMS[victim]} {found[0]:.1f} to {found[-1]:.1f}" for victim, found in seconds.items()]
+    return str(sum(map(len, seconds.values()))), ", ".join(told)
 
 
 def _ends(ends: Document) -> str:
