@@ -45,6 +45,11 @@ def source_of(path: Path) -> str:
     return f"`benchmarks/results/{path.name}` ({processor}, load {where['load_1min']:.1f}{no_clean_commit(result)})"
 
 
+def with_interval(found: Document) -> str:
+    """Return a median with its interval."""
+    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
 def no_clean_commit(result: Document) -> str:
     """Return a remark where a part of a result names no commit, or was measured on a tree that no commit holds."""
     environments = (part["environment"] for part in parts_of(result) if "environment" in part)

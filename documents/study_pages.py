@@ -2,7 +2,7 @@
 """The writers of tables that single studies measured, in pages about something else."""
 
 from documents.pages import DOCS, with_tables
-from documents.results import Document, latest, source
+from documents.results import Document, latest, source, with_interval
 from trireme.base.text_tables import markdown_table
 
 _BATCH_SHARE, _LOAD_TOOLS = "batch_share_in_virtual_time", "load_tools"
@@ -90,7 +90,7 @@ def tracing() -> str:
     by_side = {row["side"]: row for row in found["rows"]}
     off = by_side["off"]["cpu_us_per_request"]["median"] / 1000
     rows = [
-        [title, *(_with_interval(by_side[side][name]) for name in ("cpu_ratio", "throughput_ratio"))]
+        [title, *(with_interval(by_side[side][name]) for name in ("cpu_ratio", "throughput_ratio"))]
         for side, title in _SIDES.items()
     ]
     table = markdown_table(["", "CPU time, ratio", "tokens/s, ratio"], rows)
@@ -141,10 +141,6 @@ WRITERS = {
 
 def _over_without(found: Document) -> str:
     return f"{found['ratio']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
-
-
-def _with_interval(found: Document) -> str:
-    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
 def _both(times: Document, name: str, form: str) -> str:

@@ -2,7 +2,7 @@
 """The writers of tables about engines of vLLM outside the page of performance: long checks, and the cost of events."""
 
 from documents.pages import DOCS, with_tables
-from documents.results import Document, latest, source
+from documents.results import Document, latest, source, with_interval
 from trireme.base.text_tables import markdown_table
 
 _SOAK, _RANKS, _EVENTS = "soak_vllm", "soak_vllm_ranks", "kv_events_cost"
@@ -69,7 +69,7 @@ def event_cost() -> str:
     rows = [
         [
             title,
-            *(_with_interval(by_side[side][name]) for name in ("step_ratio", "cpu_ratio", "throughput_ratio")),
+            *(with_interval(by_side[side][name]) for name in ("step_ratio", "cpu_ratio", "throughput_ratio")),
             f"{by_side[side]['told_bytes_per_request']['median']:.0f}",
         ]
         for side, title in _EVENT_SIDES.items()
@@ -101,7 +101,3 @@ def _ends(ends: Document) -> str:
         return f"HTTP {end}" if end.isdigit() else end.strip("[]")
 
     return ", ".join(f"{number:,} {name(end)}" for end, number in sorted(ends.items(), key=lambda one: -one[1]))
-
-
-def _with_interval(found: Document) -> str:
-    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
