@@ -61,10 +61,16 @@ def prompt_of(path: str, body: bytes) -> Prompt:
 def _of_triton(model: str, said: Mapping[str, Any]) -> Prompt:
     nested = said.get("parameters")
     said = {**said, **nested} if isinstance(nested, dict) else said
+    values = {name: _only(said.get(name)) for name in PROMPT_INPUTS}
     prefix = prefix_of_inputs(
-        {name: str(said[name]).encode() for name in PROMPT_INPUTS if isinstance(said.get(name), str | int)}
+        {name: str(value).encode() for name, value in values.items() if isinstance(value, str | int)}
     )
     return Prompt(model, () if prefix is None else tuple(prefix.numbers), is_told=model.endswith(ROUTING_MODELS))
+
+
+def _only(value: object) -> object:
+    """Return a value that may stand in a list by itself."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _request(said: Mapping[str, Any]) -> GenerateRequest | None:

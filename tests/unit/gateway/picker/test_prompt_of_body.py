@@ -61,6 +61,8 @@ def test_a_prompt_of_tritons_has_the_numbers_that_its_server_tells(inputs: dict[
     assert found.is_told
     nested = prompt_of("/v2/models/ensemble/generate", json.dumps({"parameters": inputs, "max_tokens": 3}).encode())
     assert nested == found, "the server takes inputs from there, too"
+    listed = json.dumps({name: [value] for name, value in inputs.items()}).encode()
+    assert prompt_of("/v2/models/ensemble/generate", listed) == found
 
 
 def test_a_conversation_may_have_a_name() -> None:
