@@ -70,8 +70,8 @@ class VllmEngineSpec(ProviderSpec):
     num_threads: Positive | None = Field(
         default=None,
         le=1024,
-        description="CPU threads of an engine on a CPU, of each rank; none: one for each core, of "
-        "placement.cpus where that is given",
+        description="CPU threads of an engine on a CPU, of each rank; none: one for each core (of "
+        "placement.cpus, where that is given), divided among the ranks",
     )
     lora: LoraSpec | None = None
     speculation: Annotated[VllmSpeculation, Field(discriminator="method")] | None = None
