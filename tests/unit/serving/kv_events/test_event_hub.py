@@ -18,12 +18,13 @@ from ensemble_configs.chat.prefix_numbers import prompt_prefix
 from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.providers import create_engine
-from serving.engines.seam.base import GenerationRequest, SamplingParams
+from serving.engines.seam.base import EngineInfo, GenerationRequest, SamplingParams
 from serving.engines.seam.clock import WallClock
 from serving.engines.seam.kv_events import AllBlocksCleared, BlocksStored
 from serving.kv_events import event_link, http_events
 from serving.kv_events.event_hub import EventHub, ToldEngine
-from serving.kv_events.event_link import EventLink
+from serving.kv_events.event_link import EventLink, StepNews
+from serving.kv_events.held_blocks import HeldBlocks
 from serving.kv_events.http_events import EventsOverHttp
 from serving.kv_events.messages import Source, ToldEvent, publisher_path
 from serving.kv_events.telling_engine import TellingEngine, source_of
@@ -47,12 +48,25 @@ def source(**changes: Any) -> Source:
     return Source(**(fields | changes))
 
 
+class NotedLink(EventLink):
+    """A link beside which is noted what the engine holds, before the link's thread has its turn."""
+
+    def __init__(self, source: Source, path: Path, info: EngineInfo) -> None:
+        self.noted = HeldBlocks(info.kv_block_tokens)
+        super().__init__(source, path, info)
+
+    def tell(self, news: StepNews) -> None:
+        for event in news.events:
+            self.noted.apply(event)
+        super().tell(news)
+
+
 class Teller:
     """An engine that tells, and what it holds."""
 
     def __init__(self, run_dir: Path, **changes: Any) -> None:
         engine = create_engine(SPEC, clock=WallClock(), tells_kv_events=True)
-        self.link = EventLink(source(**changes), publisher_path(run_dir), engine.info)
+        self.link = NotedLink(source(**changes), publisher_path(run_dir), engine.info)
         self.engine = TellingEngine(engine, self.link)
         self._key = 0
 
@@ -66,7 +80,7 @@ class Teller:
             self.engine.step()
 
     def held(self) -> set[int]:
-        return self.link._held.hashes()
+        return self.link.noted.hashes()
 
     def close(self) -> None:
         self.engine.close()
@@ -238,7 +252,7 @@ def test_what_comes_while_a_snapshot_is_made_is_told_behind_it_and_the_loop_goes
         teller = Teller(tmp_path)
         teller.ask(100)
         await until(lambda: hashes_in(hub))
-        before = {str(each).encode() for each in teller.held()}
+        before = teller.held()
         stream = http_events._Stream(hub, are_prefixes=False)
         hub.subscribe(stream)
         monkeypatch.setattr(ToldEngine, "snapshot", slow)
@@ -248,12 +262,12 @@ def test_what_comes_while_a_snapshot_is_made_is_told_behind_it_and_the_loop_goes
         await until(lambda: hashes_in(hub) == teller.held())
         may_go_on.set()
         told = await first
-        later = {str(each).encode() for each in teller.held()} - before
-        assert all(each in told for each in before)
-        assert not any(each in told for each in later)
+        later = teller.held() - before
+        assert all(str(each).encode() in told for each in before)
+        assert not any(str(each).encode() in told for each in later)
         behind = await stream.next()
         assert later
-        assert all(each in behind for each in later)
+        assert all(str(each).encode() in behind for each in later)
         teller.close()
         await hub.close()
 
