@@ -31,17 +31,16 @@ class PlainProcess:
     """An engine that starts no processes.
 
     Args:
+        start: plan of the start.
         command: command line of the engine's process.
-        environ: its environment.
         fds: descriptors for the engine: its socket to the adapter, and the socket for clients.
-        left_files: paths of files that the process leaves, with its id for `{pid}`.
+        run_dir: folder of the server; the folder of this start is made there, if the plan asks for one.
     """
 
-    def __init__(
-        self, command: Sequence[str], environ: dict[str, str], fds: Sequence[int], left_files: Sequence[str] = ()
-    ) -> None:
-        self._left_files = left_files
-        self._process = subprocess.Popen(command, env=environ, pass_fds=fds)
+    def __init__(self, start: EngineStart, command: Sequence[str], *, fds: Sequence[int], run_dir: Path) -> None:
+        self._left_files = start.left_files
+        self._folder = _make_folder(run_dir) if start.folder_variables else None
+        self._process = subprocess.Popen(command, env=_environment(start, self._folder), pass_fds=fds)
 
     @property
     def pid(self) -> int:
@@ -76,6 +75,8 @@ class PlainProcess:
     def _remove_files(self) -> None:
         for path in self._left_files:
             Path(path.format(pid=self._process.pid)).unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class GuardedProcess:
@@ -98,16 +99,13 @@ class GuardedProcess:
         self._ranks: list[messages.RankFound] = []
         self._shared_files: list[str] = []
         self._dead_rank: messages.RankDied | None = None
-        self._folder = run_dir / f"launch-{secrets.token_hex(4)}"
-        self._folder.mkdir(mode=0o700)
+        self._folder = _make_folder(run_dir)
         self._door = run_dir / f"door-{secrets.token_hex(3)}"
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [*guard, str(theirs.fileno())],
-                env=start.environment_from(os.environ)
-                | dict.fromkeys(start.folder_variables, str(self._folder))
-                | {_LAUNCH_VARIABLE: self._folder.name},
+                env=_environment(start, self._folder) | {_LAUNCH_VARIABLE: self._folder.name},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -224,6 +222,18 @@ class GuardedProcess:
                         self._is_over = True
                 return not self._is_over
             return left_s > 0
+
+
+def _make_folder(run_dir: Path) -> Path:
+    """Make the folder of a start."""
+    folder = run_dir / f"launch-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _environment(start: EngineStart, folder: Path | None) -> dict[str, str]:
+    """Return the environment of a start's processes, which keep their files in its folder."""
+    return start.environment_from(os.environ) | dict.fromkeys(start.folder_variables, str(folder))
 
 
 EngineProcess = PlainProcess | GuardedProcess

@@ -8,7 +8,6 @@ the socket's queue while an engine is being restarted.
 
 import contextlib
 import logging
-import os
 import shutil
 import socket
 import sys
@@ -184,7 +183,7 @@ class OwnedEngine:
         if not start.is_guarded:
             for option, number in zip(("--fd", "--clients-fd"), numbers, strict=False):
                 command += [option, str(number)]
-            return PlainProcess(command, start.environment_from(os.environ), numbers, start.left_files)
+            return PlainProcess(start, command, fds=numbers, run_dir=run_dir())
         guard = [_python(), "-m", "serving.engine_guard"]
         return GuardedProcess(start, guard, command, fds=numbers, run_dir=run_dir())
 

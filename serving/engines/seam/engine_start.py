@@ -15,7 +15,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     prefix: tuple[str, ...] = ()  # the launcher's command line, before the engine's own
     environment: dict[str, str] = {}  # added to the server's
     dropped_variables: tuple[str, ...] = ()  # prefixes of names that are left out of the server's environment
-    folder_variables: tuple[str, ...] = ()  # where the launcher keeps its files: a folder that is removed at the end
+    folder_variables: tuple[str, ...] = ()  # where launcher or engine keeps files: a folder that is removed at the end
     left_files: tuple[str, ...] = ()  # in shared memory, that a process leaves at its end; its id is `{pid}`
     is_guarded: bool = False  # the engine has processes of its own, for which a guard process is responsible
     rank_words: tuple[str, ...] = ()  # a process below the engine's with one of these in its command line is a rank

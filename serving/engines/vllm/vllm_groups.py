@@ -1,8 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process groups of a vLLM engine with one rank, which has nobody to talk to."""
+"""The process groups of a vLLM engine: where its ranks meet, and a lone rank, which has nobody to talk to."""
 
 import importlib
+import uuid
 from typing import Any
+
+
+def meet_in(folder: str) -> None:
+    """Have the ranks of an engine, a lone one too, meet at a file in a folder that goes with the engine's processes.
+
+    vLLM's own file lies in the temporary folder, and stays there when a rank is killed.
+
+    Source: vllm 0.32.0, `vllm/utils/network_utils.py`, get_file_store_init_method.
+    """
+    for name in ("uniproc_executor", "multiproc_executor"):
+        executor: Any = importlib.import_module(f"vllm.v1.executor.{name}")
+        executor.get_file_store_init_method = lambda: f"file://{folder}/ranks_{uuid.uuid4().hex}"
 
 
 def share_one_group() -> None:

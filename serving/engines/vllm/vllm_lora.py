@@ -11,6 +11,7 @@ by -1). There such requests name an adapter without weights, which has a place o
 """
 
 import json
+import os
 import struct
 import tempfile
 import time
@@ -25,6 +26,7 @@ from serving.engines.seam.adapter_check import CONFIG, MODULES, WEIGHTS
 from serving.engines.seam.adapter_folder import Adapter, AdapterFolder, model_sizes, named_modules
 from serving.engines.seam.base import SamplingParams
 from serving.engines.vllm.vllm_upstream import (
+    FOLDER,
     Core,
     LoraLayer,
     LoraManager,
@@ -192,7 +194,7 @@ class VllmAdapters:
         return _Loaded(request, adapter)
 
     def _load_none(self) -> object:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=os.environ.get(FOLDER)) as folder:
             _write_zeros(Path(folder), lora_manager(self._core))
             request = self._request(_NO_NAME, _NONE, Path(folder))
             self._core.add_lora(request)

@@ -16,7 +16,7 @@ from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.seam.engine_start import EngineStart
 from serving.engines.vllm.vllm_environment import interpreter_of
 from serving.engines.vllm.vllm_transfer import transfer_settings
-from serving.engines.vllm.vllm_upstream import SOCKETS
+from serving.engines.vllm.vllm_upstream import FOLDER
 from serving.process.code_links import code_links
 from trireme.base.errors import SpecError
 
@@ -63,13 +63,13 @@ def plan_vllm_start(
     start = EngineStart(
         environment=_SETTINGS | (_threads(spec, cpus) if spec.is_on_cpu else {}) | transfer_settings(spec.kv_transfer),
         left_files=(openmp_note("{pid}"),),
+        folder_variables=(FOLDER,),
     )
     if spec.world_size > 1:
         _refuse_long_paths(spec, run_dir)
         start = msgspec.structs.replace(
             start,
             environment=start.environment | _OF_RANKS,
-            folder_variables=(SOCKETS,),
             is_guarded=True,
             rank_words=_RANK_WORDS,
             close_timeout_s=spec.close_timeout_s,

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serving.engines.vllm.vllm_groups import share_one_group
+from serving.engines.vllm.vllm_groups import meet_in, share_one_group
 from trireme.base.errors import SpecError
 
 _log = logging.getLogger("trireme.engine")
 
 KNOWN_VERSIONS = ("0.32",)  # that were read and run
 
-SOCKETS = "VLLM_RPC_BASE_PATH"  # environment: the folder of the sockets between the core and its ranks
+FOLDER = "VLLM_RPC_BASE_PATH"  # environment: the folder of an engine's sockets and files, which goes with its processes
 
 _PUBLISHER = "trireme"  # among the publishers of KV events
 # FinishReason by value, an IntEnum.
@@ -271,8 +271,7 @@ def transfer_in_steps() -> None:
 
 def _make_core(engine_args: Any) -> Core:
     """Load a model, and return the engine core around it, in this process; its ranks in processes of their own."""
-    # vLLM has its ranks meet at a file in the temporary folder, and leaves that file where a rank is killed.
-    tempfile.tempdir = os.environ.get(SOCKETS)
+    meet_in(os.environ.get(FOLDER) or tempfile.gettempdir())
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.ENGINE_CONTEXT
     executor = importlib.import_module("vllm.v1.executor").Executor
     config = engine_args.create_engine_config(usage)

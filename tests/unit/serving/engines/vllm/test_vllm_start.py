@@ -8,7 +8,9 @@ import sys
 import venv
 from pathlib import Path
 
+import msgspec
 import pytest
+from engine_adapter import wait_until
 from pydantic import ValidationError
 
 from ensemble_configs.spec.deployment import DeploymentSpec
@@ -76,9 +78,7 @@ def test_ranks_run_below_a_guard() -> None:
     start = plan_vllm_start(spec(tp_size=2), {}, SHORT)
     assert start.is_guarded
     assert start.close_timeout_s == 25.0
-    assert start.folder_variables == ("VLLM_RPC_BASE_PATH",)
     assert start.environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    assert plan_vllm_start(spec(), {}, SHORT).folder_variables == ()
 
 
 def test_the_cores_of_a_cpu_are_divided_among_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +126,16 @@ def test_a_folder_too_deep_for_the_sockets_of_ranks_is_refused_by_name() -> None
         plan_vllm_start(spec(tp_size=2), {}, deep)
 
 
-def test_a_process_with_one_rank_leaves_no_note_of_openmp(tmp_path: Path) -> None:
-    process = PlainProcess(["sleep", "60"], {}, (), (f"{tmp_path}/note_{{pid}}",))
+def test_a_process_with_one_rank_leaves_no_note_of_openmp_and_no_file(tmp_path: Path) -> None:
+    start = plan_vllm_start(spec(), {}, tmp_path)
+    start = msgspec.structs.replace(start, left_files=(f"{tmp_path}/note_{{pid}}",))
+    command = ["sh", "-c", 'touch "$VLLM_RPC_BASE_PATH/meeting" && exec sleep 60']
+    process = PlainProcess(start, command, fds=(), run_dir=tmp_path)
+    wait_until(lambda: any(tmp_path.glob("*/meeting")))
     (tmp_path / f"note_{process.pid}").touch()
     (tmp_path / "note_1").touch()
     assert not process.wait(0.01)
+    assert len(list(tmp_path.glob("*/meeting"))) == 1
     assert (tmp_path / f"note_{process.pid}").exists()
     process.end()
     assert [path.name for path in tmp_path.iterdir()] == ["note_1"]
