@@ -110,6 +110,7 @@ golden: setup ## Write what the chart makes of its examples again, in tests/gold
 demo-model: setup ## Train, export and evaluate the demo model anew; half an hour
 	@$(SETUP) --only build-cpu
 	cd examples/demo_model && $(DEMO) train.py
+	cd examples/demo_model && $(DEMO) train_head.py
 	cd examples/demo_model && $(DEMO) export.py
 	.venv/bin/trireme evaluate examples/demo_model/draft_cpu.yaml --against ensemble_configs/deployments/demo_cpu.yaml \
 	  --tasks examples/demo_model/tasks.jsonl --no-record

