@@ -5,7 +5,7 @@ from documents.pages import DOCS, with_tables
 from documents.results import Document, latest, source, with_interval
 from trireme.base.text_tables import markdown_table
 
-_SOAK, _RANKS, _EVENTS = "soak_vllm", "soak_vllm_ranks", "kv_events_cost"
+_SOAK, _RANKS, _EVENTS, _SPECULATION = "soak_vllm", "soak_vllm_ranks", "kv_events_cost", "speculation_vllm"
 _VICTIMS = {
     "VLLM::Worker_TP0 SIGKILL": "rank 0 killed",
     "VLLM::Worker_TP1 SIGSTOP": "rank 1 hung",
@@ -18,6 +18,8 @@ _EVENT_SIDES = {
     "over HTTP, to one": "over HTTP, to one subscriber",
     "and over ZeroMQ, to one": "and over ZeroMQ, to another",
 }
+_TEXTS = {"story": "a story", "repetition": "a question three times"}
+_DRAFTS = {"draft_model": "draft model", "eagle3": "EAGLE-3 head", "prompt_lookup": "n-grams"}
 
 
 def long_checks() -> str:
@@ -82,8 +84,26 @@ def event_cost() -> str:
     )
 
 
+def drafts() -> str:
+    """Return what is accepted of each kind of drafts, and tokens/s with drafts over those without."""
+    found = latest(_SPECULATION)
+    by_row = {(row["text"], row["requests"], row["side"]): row for row in found["rows"]}
+    rows = []
+    for text, title in _TEXTS.items():
+        for requests in sorted({requests for _, requests, _ in by_row}):
+            of_sides = [by_row[text, requests, side] for side in _DRAFTS]
+            cells = [(f"{row['acceptance_rate']:.0%}", with_interval(row["ratio"])) for row in of_sides]
+            rows.append([title, str(requests), *(cell for pair in cells for cell in pair)])
+    header = ["text", "requests", *(cell for title in _DRAFTS.values() for cell in (f"{title}: accepted", "tokens/s"))]
+    return (
+        f"{markdown_table(header, rows)}\n\nTokens/s over those without drafts, medians of {found['pairs']} pairs, "
+        f"90 % intervals; {found['draft_tokens_a_step']} drafts a step, {found['output_tokens']} tokens an answer, "
+        f"greedy, demo model. From {source(_SPECULATION)}"
+    )
+
+
 WRITERS = {
-    DOCS / "vllm.md": lambda text: with_tables(text, {"long checks": long_checks()}),
+    DOCS / "vllm.md": lambda text: with_tables(text, {"long checks": long_checks(), "drafts": drafts()}),
     DOCS / "kv_events.md": lambda text: with_tables(text, {"cost": event_cost()}),
 }
 

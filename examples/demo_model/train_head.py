@@ -25,7 +25,7 @@ NUM_COUNTED = 40_000  # documents by which the tokens that it drafts are chosen
 
 @dataclass(frozen=True)
 class Known:
-    """What the target says of a batch, at all places but the last.
+    """The target's view of a batch, at all places but the last.
 
     `hidden_states`: [batch, tokens, width of the layers together]; `logits`: [batch, tokens, vocabulary] of the token
     after the next one.
