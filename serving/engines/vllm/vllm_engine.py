@@ -104,7 +104,10 @@ class VllmEngine(Engine):
         try:
             self._core = upstream.make_core(upstream.make_engine_args(**arguments))
         except Exception as exc:  # whatever vLLM, torch or a driver raises
-            raise SpecError(f"vLLM {upstream.version} cannot load {spec.dir}: {one_line(exc)}", field="engine") from exc
+            drafted = "" if (drafts := getattr(spec.speculation, "dir", None)) is None else f" with drafts of {drafts}"
+            raise SpecError(
+                f"vLLM {upstream.version} cannot load {spec.dir}{drafted}: {one_line(exc)}", field="engine"
+            ) from exc
         self._scheduler = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._adapters = VllmAdapters(spec, self._core, upstream)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from lora_adapters import write_adapter
 from pydantic import ValidationError
-from vllm_environment import DRAFT, vllm_spec
+from vllm_environment import DRAFT, EAGLE_HEAD, TARGET, vllm_spec
 
+from serving.engines.seam.model_folder import load_model_folder
 from serving.engines.vllm.vllm_capabilities import CAPABILITIES
-from serving.engines.vllm.vllm_drafting import drafting_arguments
+from serving.engines.vllm.vllm_drafting import check_draft_model, drafting_arguments
 from serving.engines.vllm.vllm_lora import lora_arguments
 from trireme.base.errors import SpecError
 from trireme.commands import run_command
@@ -140,3 +141,58 @@ def test_ranks_that_cannot_run_are_refused_by_name(changes: dict[str, Any], comp
     with pytest.raises(ValidationError, match=complaint):
         vllm_spec(**changes)
     assert vllm_spec(device="gpu", pp_size=2, tp_size=4).world_size == 8
+
+
+DEMO = load_model_folder(TARGET, weights="config.json")
+
+
+def head_folder(folder: Path, **config: object) -> Path:
+    """Return a folder with the demo model's head and another config."""
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(EAGLE_HEAD / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_draft_model_and_a_head_that_go_with_the_model_are_taken(tmp_path: Path) -> None:
+    layer = {"hidden_size": 256, "vocab_size": 4096}
+    configs: list[dict[str, Any]] = [
+        {"speculators_model_type": "eagle3", "transformer_layer_config": layer},
+        {"hidden_size": 128, "target_hidden_size": 256, "vocab_size": 4096},
+        {},
+    ]
+    for number, config in enumerate(configs):
+        folder = head_folder(tmp_path / str(number), **config)
+        check_draft_model(vllm_spec(speculation={"method": "eagle3", "dir": folder, "max_draft_len": 2}), DEMO)
+    for method, folder in (("eagle3", EAGLE_HEAD), ("draft_target", DRAFT)):
+        check_draft_model(vllm_spec(speculation={"method": method, "dir": folder, "max_draft_len": 2}), DEMO)
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "why"),
+    [
+        ("draft_target", {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 4096,
+                          "max_position_embeddings": 2048}, "is an EAGLE-3 head, not a draft model"),
+        ("eagle3", {"hidden_size": 4096}, "was trained for a model of hidden_size 4096, and this one has 256"),
+        ("eagle3", {"transformer_layer_config": {"hidden_size": 512}}, "of hidden_size 512, and this one has 256"),
+        ("eagle3", {"hidden_size": 256, "vocab_size": 128256}, "of 128256 tokens, and this one has 4096"),
+        ("eagle3", {"speculators_model_type": "peagle"}, "a head of the kind peagle, not eagle3"),
+        ("eagle3", {"architectures": 7}, "architectures"),
+    ],
+)  # fmt: skip
+def test_a_head_that_does_not_go_with_the_model_is_refused_by_name(
+    tmp_path: Path, method: str, config: dict[str, Any], why: str
+) -> None:
+    spec = vllm_spec(
+        speculation={"method": method, "dir": head_folder(tmp_path / "head", **config), "max_draft_len": 2}
+    )
+    with pytest.raises(SpecError, match=why):
+        check_draft_model(spec, DEMO)
+
+
+def test_a_folder_that_is_no_head_is_refused_by_name(tmp_path: Path) -> None:
+    for folder, why in ((DRAFT, "has no weights fc, so it is no EAGLE-3 head"), (tmp_path, "has no config.json")):
+        spec = vllm_spec(speculation={"method": "eagle3", "dir": folder, "max_draft_len": 2})
+        with pytest.raises(SpecError, match=why) as refused:
+            check_draft_model(spec, DEMO)
+        assert refused.value.facts["field"] == "engine.speculation.dir"

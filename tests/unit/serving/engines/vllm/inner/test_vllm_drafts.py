@@ -33,6 +33,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write_speculator(folder: Path) -> Path:
+    """Write the demo model's head in the form of `speculators`, by which heads are trained for vLLM."""
+    (folder / "model.safetensors").symlink_to(EAGLE_HEAD / "model.safetensors")
+    layer = json.loads((EAGLE_HEAD / "config.json").read_text())
+    own = {name: layer.pop(name) for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
+    layer["architectures"] = ["LlamaForCausalLM"]
+    method = {"proposal_type": "greedy", "speculative_tokens": 3}
+    verifier = {"architectures": ["LlamaForCausalLM"], "name_or_path": str(TARGET)}
+    config = own | {
+        "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.3.0",
+        "norm_before_residual": False, "transformer_layer_config": layer, "tie_word_embeddings": False,
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [method],
+            "verifier": verifier,
+        },
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> Iterator[Run]:
     with running(lora={"dir": folder, "max_rank": 8}) as made:
@@ -48,10 +68,14 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def drafting(request: pytest.FixtureRequest, plain: Run, folder: Path) -> Iterator[Run]:
+def drafting(request: pytest.FixtureRequest, plain: Run, folder: Path, tmp_path_factory: Any) -> Iterator[Run]:
     assert plain, "loaded before"
-    lora = None if request.param == "eagle3" else {"dir": folder, "max_rank": 8}  # the spec refuses adapters beside it
-    with running(speculation=METHODS[request.param], lora=lora) as made:
+    speculation = METHODS[request.param]
+    lora: dict[str, Any] | None = {"dir": folder, "max_rank": 8}
+    if request.param == "eagle3":
+        speculation = speculation | {"dir": write_speculator(tmp_path_factory.mktemp("eagle3"))}
+        lora = None  # the spec refuses adapters beside it
+    with running(speculation=speculation, lora=lora) as made:
         made.method = request.param
         yield made
 
