@@ -26,6 +26,7 @@ from typing import Any, Self
 import psutil
 import pytest
 from chart_here import ROOT, Documents, of_kind
+from process_words import words_of
 from pyroute2 import IPRoute, NetNS
 
 IMAGE_PATH = "/opt/trireme-environment/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -294,7 +295,7 @@ class Pod:
         def is_there() -> bool:
             assert self.process.poll() is None, self.log()
             children = psutil.Process(self.process.pid).children()
-            return bool(children) and "trireme" in " ".join(children[0].cmdline()[:4])
+            return bool(children) and "trireme" in " ".join(words_of(children[0])[:4])
 
         self._wait(is_there)
         return psutil.Process(self.process.pid).children()[0]

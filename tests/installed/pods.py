@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from process_words import words_of
 
 WAIT_S = 30.0
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,7 @@ class Pod:
         for process in self.main.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process != command and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
+                    found.append(" ".join(words_of(process)))
         return found
 
     def run(self, command: Sequence[str], *, timeout_s: float = WAIT_S) -> "subprocess.CompletedProcess[str]":

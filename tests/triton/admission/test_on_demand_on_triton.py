@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import yaml
+from process_words import words_of
 from running_server import PROJECT, RunningServer
 from waiting import wait_until
 
@@ -45,10 +46,7 @@ def num_loaded(server: RunningServer) -> int:
 
 
 def is_inner(process: psutil.Process | None) -> bool:
-    try:
-        return process is not None and "--inner" in process.cmdline()
-    except psutil.NoSuchProcess:  # a zombie, too
-        return False
+    return process is not None and "--inner" in words_of(process)
 
 
 def num_loads(server: RunningServer) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from process_words import words_of
 from running_server import ENDPOINTS, PROJECT, RunningServer, deployment_text
 from tritonclient.grpc import service_pb2_grpc
 from waiting import wait_idle, wait_until
@@ -49,7 +50,7 @@ def connect(server: RunningServer) -> None:
 
 
 def grpc_frontend(server: RunningServer) -> psutil.Process:
-    [found] = [each for each in server.descendants() if any('"kind":"grpc"' in part for part in each.cmdline())]
+    [found] = [each for each in server.descendants() if any('"kind":"grpc"' in part for part in words_of(each))]
     return found
 
 

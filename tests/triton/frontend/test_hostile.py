@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import psutil
 import pytest
+from process_words import words_of
 from running_server import SUPPORT, RunningServer, deployment_text
 
 from benchmarks.support.report import environment, write_result
@@ -85,7 +86,7 @@ def memory_of(server: RunningServer) -> dict[str, int]:
     """Return the bytes that each process has for itself, by what it is."""
     found: dict[str, int] = {}
     for process in [psutil.Process(server.process.pid), *server.descendants()]:
-        command = process.cmdline()
+        command = words_of(process)
         name = next((part for part in command if part.endswith("/model.py")), " ".join(command[:4]))
         name = name.removesuffix("/1/model.py").rpartition("/")[2] if name.endswith("model.py") else name
         if "serving.frontend.process" in command:

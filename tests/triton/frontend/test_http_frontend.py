@@ -17,6 +17,7 @@ import psutil
 import pytest
 import tritonclient.http as httpclient
 from killed_clients import ENDLESS, start_client
+from process_words import words_of
 from resident_memory import kept_by_a_round
 from running_server import ENDPOINTS, RunningServer, deployment_text
 from waiting import wait_idle, wait_until
@@ -358,7 +359,7 @@ def _told(server: RunningServer, kind: str, end: str) -> bool:
 
 
 def frontend(server: RunningServer, kind: str) -> psutil.Process:
-    [found] = [each for each in server.descendants() if f'"kind":"{kind}"' in " ".join(each.cmdline())]
+    [found] = [each for each in server.descendants() if f'"kind":"{kind}"' in " ".join(words_of(each))]
     return found
 
 

@@ -20,6 +20,7 @@ import zmq
 from gateway_process import GatewayProcess
 from kv_subscriber import BlockTable, read_batch, replay
 from openai import OpenAI
+from process_words import words_of
 from running_server import RunningServer, deployment_text
 
 from trireme.base.free_ports import free_ports
@@ -240,8 +241,8 @@ def test_a_frontend_that_is_started_again_knows_all_anew(servers: list[RunningSe
     before = held_prefixes(servers[HASH])
     assert before
     [frontend] = [
-        each for each in servers[HASH].descendants() if "serving.frontend.process" in each.cmdline()
-        and '"kind":"http"' in "".join(each.cmdline())
+        each for each in servers[HASH].descendants() if "serving.frontend.process" in words_of(each)
+        and '"kind":"http"' in "".join(words_of(each))
     ]  # fmt: skip
     frontend.kill()
 

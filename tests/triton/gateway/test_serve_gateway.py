@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 from openai import OpenAI
+from process_words import words_of
 from running_server import RunningServer, deployment_text, still_running
 from waiting import wait_until
 
@@ -35,7 +36,7 @@ class Served(RunningServer):
         return list(dict.fromkeys(re.findall(r"\btri-[0-9a-z]{12}-[\w-]{43}\b", self.log())))
 
     def gateway(self) -> psutil.Process:
-        [found] = [each for each in self.descendants() if "gateway" in each.cmdline()]
+        [found] = [each for each in self.descendants() if "gateway" in words_of(each)]
         return found
 
 

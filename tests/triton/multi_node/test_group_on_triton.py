@@ -5,7 +5,6 @@ The nodes are pods of this machine with a real sshd, ssh and mpirun; `tensorrt_l
 are fakes, so nothing here says that ranks talk to one another.
 """
 
-import contextlib
 import re
 import signal
 import sys
@@ -18,6 +17,7 @@ import pytest
 from fake_packages import install_fake
 from group_of_pods import GroupOfPods, needs_pods, wait_for
 from pods import Pod
+from process_words import words_of
 
 pytestmark = [pytest.mark.triton, needs_pods]
 
@@ -115,9 +115,4 @@ def test_a_node_that_vanishes_without_a_word_is_missed(running: Running) -> None
 
 
 def _of(pod: Pod, words: str) -> psutil.Process:
-    def is_meant(process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended since
-            return words in " ".join(process.cmdline())
-        return False
-
-    return [each for each in pod.main.children(recursive=True) if is_meant(each)][-1]
+    return [each for each in pod.main.children(recursive=True) if words in " ".join(words_of(each))][-1]

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_packages import install_fake
+from process_words import words_of
 from raw_calls import StreamFailed, stream
 from running_server import RunningServer, deployment_text
 
@@ -65,7 +66,7 @@ class Machine:
         return found
 
     def ranks(self) -> list[psutil.Process]:
-        return [each for each in self.processes() if "mpi4py.futures.server" in each.cmdline()]
+        return [each for each in self.processes() if "mpi4py.futures.server" in words_of(each)]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 import psutil
 import pytest
+from process_words import words_of
 from running_server import RunningServer, deployment_text
 from streams_under_change import Streams, answers, request
 from tritonclient.grpc import service_pb2_grpc
@@ -159,8 +160,7 @@ async def leave_at_the_last_word(url: str) -> None:
 
 def processes_of(live: Live, release: int) -> list[psutil.Process]:
     marks = tuple(f"/{model}/{release}/model.py" for model in ("ensemble", "tensorrt_llm", "tensorrt_llm_bls"))
-    living = [one for one in live.server.descendants() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in living if any(part.endswith(marks) for part in one.cmdline())]
+    return [one for one in live.server.descendants() if any(part.endswith(marks) for part in words_of(one))]
 
 
 def test_a_release_goes_though_triton_has_lost_requests_of_it(live: Live) -> None:
@@ -228,11 +228,7 @@ def test_a_candidate_whose_adapter_takes_triton_with_it_is_not_started_again(liv
 
 def kill_adapter(live: Live, model: str, release: int) -> None:
     mark = f"/{model}/{release}/model.py"
-    [stub] = [
-        one
-        for one in live.server.descendants()
-        if one.status() != psutil.STATUS_ZOMBIE and any(part.endswith(mark) for part in one.cmdline())
-    ]
+    [stub] = [one for one in live.server.descendants() if any(part.endswith(mark) for part in words_of(one))]
     stub.kill()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_words import words_of
 from running_server import PROJECT, READY_S
 from waiting import wait_until
 
@@ -49,11 +50,8 @@ class LiveServer:
         """Return pids by model and version, of its stubs and its engine."""
         found: dict[tuple[str, int], set[int]] = {}
         for process in psutil.Process(self._server.pid).children(recursive=True):
-            try:
-                match = re.search(r"models/(\w+)/(\d+)(/model\.py|\s|$)", " ".join(process.cmdline()))
-            except psutil.NoSuchProcess:
-                continue
-            if match and process.status() != psutil.STATUS_ZOMBIE:
+            match = re.search(r"models/(\w+)/(\d+)(/model\.py|\s|$)", " ".join(words_of(process)))
+            if match:
                 found.setdefault((match[1], int(match[2])), set()).add(process.pid)
         return found
 

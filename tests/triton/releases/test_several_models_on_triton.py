@@ -10,6 +10,7 @@ import tritonclient.grpc as grpcclient
 import yaml
 from deployment_bases import write_own_models
 from killed_clients import ENDLESS
+from process_words import words_of
 from raw_calls import stream
 from running_server import PROJECT, RunningServer
 from waiting import wait_until
@@ -95,9 +96,9 @@ def test_the_users_own_model_is_served_beside_them(pair: RunningServer) -> None:
 
 
 def test_an_engine_runs_on_the_cores_it_is_given(pair: RunningServer) -> None:
-    engines = [p for p in pair.descendants() if "serving.engine_process.engine_loop" in p.cmdline()]
+    engines = [p for p in pair.descendants() if "serving.engine_process.engine_loop" in words_of(p)]
     assert len(engines) == 3
-    placed = [p.cpu_affinity() for p in engines if "chat_tensorrt_llm/1" in " ".join(p.cmdline())]
+    placed = [p.cpu_affinity() for p in engines if "chat_tensorrt_llm/1" in " ".join(words_of(p))]
     assert placed == [[0]]
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
+from process_words import words_of
 from raw_calls import StreamFailed, stream
 from running_server import RunningServer, deployment_text
 
@@ -222,7 +223,7 @@ def test_a_candidate_that_dies_meanwhile_costs_the_stable_release_no_stream(star
     next(running)
     command = drain(server)
     wait_until(lambda: "new requests are taken for another 3 s" in server.log(), server)
-    [dying] = [p for p in server.descendants() if any("/ensemble_canary/2/model.py" in part for part in p.cmdline())]
+    [dying] = [p for p in server.descendants() if any("/ensemble_canary/2/model.py" in part for part in words_of(p))]
     dying.kill()
     assert len(list(running)) > 100
     assert command.communicate(timeout=WAIT_S)[0] == "drained: every stream came to its end\n"

@@ -14,6 +14,7 @@ from typing import Self
 
 import psutil
 import pytest
+from process_words import words_of
 from raw_calls import StreamFailed, stream
 from running_server import ENDPOINTS, RunningServer, deployment_text, still_running
 from waiting import wait_until
@@ -41,9 +42,7 @@ def stubs_of(server: RunningServer, model: str) -> list[psutil.Process]:
         found = server.descendants()
     except (AttributeError, psutil.NoSuchProcess):  # it has not been started yet
         return []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [process for process in found if any(f"/{model}/1/model.py" in part for part in process.cmdline())]
-    return []
+    return [process for process in found if any(f"/{model}/1/model.py" in part for part in words_of(process))]
 
 
 def prefixes(server: RunningServer) -> set[str]:

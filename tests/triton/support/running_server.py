@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 
 import psutil
 import yaml
+from process_words import words_of
 
 from serving.process.control_channel import ask_all
 from serving.process.run_dir import RUN_DIR_VARIABLE
@@ -181,7 +182,7 @@ class RunningServer:
 
     def own_http_port(self) -> int:
         """Return the port that Triton has behind the frontends."""
-        flags = [part for each in self.descendants() for part in each.cmdline() if part.startswith("--http-port=")]
+        flags = [part for each in self.descendants() for part in words_of(each) if part.startswith("--http-port=")]
         return int(flags[0].partition("=")[2])
 
     def triton_processes(self) -> list[psutil.Process]:
@@ -210,11 +211,11 @@ class RunningServer:
 
     def stubs(self) -> dict[str, psutil.Process]:
         """Return the processes that Triton runs Python models in, each by its model."""
-        found = [(process, " ".join(process.cmdline())) for process in self.descendants()]
+        found = [(process, " ".join(words_of(process))) for process in self.descendants()]
         return {match[1]: process for process, line in found if (match := re.search(r"/(\w+)/1/model\.py", line))}
 
     def engine_process(self) -> psutil.Process:
-        [engine] = [p for p in self.descendants() if "serving.engine_process.engine_loop" in p.cmdline()]
+        [engine] = [p for p in self.descendants() if "serving.engine_process.engine_loop" in words_of(p)]
         return engine
 
     def shared_memory(self) -> list[str]:

@@ -18,6 +18,7 @@ import tritonclient.grpc as grpcclient
 from newer_triton import write_newer_triton
 from newer_triton_grpc import STOPPING
 from plain_triton import PlainTriton, write_model
+from process_words import words_of
 from raw_calls import StreamFailed, arrays, infer_inputs, stream
 from running_server import ENDPOINTS, RunningServer, deployment_text
 from test_shutdown import SLOW, interrupt_while_streaming
@@ -106,7 +107,7 @@ def test_a_dead_stub_is_told_over_grpc_too(
         assert ours.is_ready(model="graph")
         assert is_healthy(server.url)
         for process in psutil.Process(server.process.pid).children(recursive=True):
-            if any(part.endswith("/ensemble/1/model.py") for part in process.cmdline()):
+            if any(part.endswith("/ensemble/1/model.py") for part in words_of(process)):
                 process.kill()
         is_told = is_newer or asked_server.is_unready_with_dead_stub
         wait_until(lambda: client.is_server_ready() is not is_told, 5)

@@ -14,6 +14,7 @@ import pytest
 from kserve_server import KServeServer, Step, response
 from load_interrupts import interrupt, once_done
 from load_records import farthest_from_stamps
+from process_words import words_of
 
 from clients.latency import ttft_ms
 from clients.load.load_options import Load
@@ -192,7 +193,7 @@ def test_ctrl_c_keeps_what_has_ended() -> None:
 def test_a_process_that_dies_ends_the_load_with_an_error() -> None:
     def kill_worker() -> None:
         for child in psutil.Process().children(recursive=True):
-            if "spawn_main" in " ".join(child.cmdline()):
+            if "spawn_main" in " ".join(words_of(child)):
                 child.kill()
 
     died = pytest.raises(ServerError, match="process of the load client died")

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from process_words import words_of
 from simulated_release import write_broken_release, write_release
 
 from serving.engine_process import engine_client, engine_sources
@@ -81,7 +82,7 @@ def connect(tmp_path: Path) -> Iterator[Connect]:
 
 def engines_of_ours() -> list[psutil.Process]:
     """Return the engines that this process started; servers of other tests have their own."""
-    return [child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in words_of(child)]
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_words import words_of
 from simulated_release import write_broken_release, write_release
 
 from ensemble_configs.spec.release_spec import OnDemandSpec
@@ -124,14 +125,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def inner_processes() -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "--inner" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return [process for process in psutil.Process().children(recursive=True) if "--inner" in words_of(process)]
 
 
 Start = Callable[..., Turns]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text in, text out through the three adapters' `model.py`, on the fake stub: packing, errors, cancellation."""
 
-import contextlib
 import gc
 import threading
 import time
@@ -14,6 +13,7 @@ import psutil
 import pytest
 import triton_python_backend_utils as pb_utils
 from ensemble_by_hand import AdapterError, EnsembleByHand, load_adapter
+from process_words import words_of
 from simulated_release import write_release
 
 from ensemble_configs.render.repository import DEFAULT_REPOSITORY
@@ -22,12 +22,6 @@ from ensemble_configs.spec.model_names import PYTHON_MODELS
 pytestmark = pytest.mark.slow
 
 PROMPT = "What is the capital of France?"
-
-
-def _arguments(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
-        return process.cmdline()
-    return []
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +33,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnsembleByHan
     loaded.close()
     # Without arguments is who has ended and is not waited for yet, a server of another test.
     assert [
-        child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in _arguments(child)
+        child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in words_of(child)
     ] == []
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import psutil
 import pytest
 import triton_python_backend_utils as pb_utils
+from process_words import words_of
 from recording_sink import RecordingSink
 from simulated_release import DEMO_ENGINE, TOKENIZER, write_release
 
@@ -162,7 +163,7 @@ def nothing_is_left() -> Iterator[None]:
     threads, children = set(threading.enumerate()), set(psutil.Process().children())
     yield
     left = set(psutil.Process().children()) - children  # those of other files are not this one's
-    assert [child for child in left if "serving.engine_process.engine_loop" in child.cmdline()] == []
+    assert [child for child in left if "serving.engine_process.engine_loop" in words_of(child)] == []
     wait_until(lambda: set(threading.enumerate()) <= threads)
 
 

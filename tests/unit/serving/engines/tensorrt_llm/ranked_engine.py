@@ -9,6 +9,7 @@ import psutil
 import pytest
 from engine_adapter import Adapter, wait_until
 from fake_tensorrt_llm import fake_folder, write_checkpoint
+from process_words import words_of
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 from trtllm_tools import write_nvidia_smi
@@ -89,7 +90,7 @@ class World:
         return found
 
     def ranks(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if _RANK in process.cmdline()]
+        return [process for process in self.processes() if _RANK in words_of(process)]
 
     def close(self) -> None:
         for adapter in self._adapters:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from engine_adapter import wait_until
+from process_words import words_of
 from ranked_engine import World, needs_mpirun
 
 from serving.engine_guard.guarded_process import GuardedProcess
@@ -39,7 +40,7 @@ def test_ranks_run_beside_the_engine_under_mpirun_on_their_part_of_the_machine(w
     for rank in world.ranks():
         assert rank.environ()["CUDA_VISIBLE_DEVICES"] == "2,3"
         assert rank.cpu_affinity() == [1]
-    commands = [" ".join(process.cmdline()) for process in world.processes()]
+    commands = [" ".join(words_of(process)) for process in world.processes()]
     assert any("mpirun" in command or "prterun" in command for command in commands)
 
 
@@ -47,7 +48,7 @@ def test_one_rank_runs_in_the_engines_process_without_mpi(world: World) -> None:
     adapter = world.adapter(tp_size=1)
     adapter.client.start()
     assert adapter.ask(1) == 5
-    commands = [" ".join(process.cmdline()) for process in world.processes()]
+    commands = [" ".join(words_of(process)) for process in world.processes()]
     assert len(commands) == 2, "the guard and the engine"
     assert world.ranks() == []
 
@@ -281,4 +282,4 @@ def test_an_engine_in_turns_that_hangs_is_told_and_comes_back(world: World) -> N
 def _of(world: World, words: str) -> psutil.Process:
     """Return the innermost process whose command line has these words."""
     wait_until(lambda: bool(world.ranks()))
-    return [each for each in world.processes() if words in " ".join(each.cmdline())][-1]
+    return [each for each in world.processes() if words in " ".join(words_of(each))][-1]

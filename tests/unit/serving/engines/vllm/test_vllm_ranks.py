@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from engine_adapter import Adapter, wait_until
+from process_words import words_of
 from vllm_environment import WHY_NOT, is_there, vllm_spec
 
 from benchmarks.soak import Evidence
@@ -76,12 +77,7 @@ class Machine:
         return found
 
     def find(self, words: str) -> list[psutil.Process]:
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):  # it has ended since
-                if words in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+        return [process for process in self.processes() if words in " ".join(words_of(process))]
 
     def ranks(self) -> list[psutil.Process]:
         return self.find("VLLM::Worker")

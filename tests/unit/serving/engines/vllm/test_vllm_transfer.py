@@ -10,6 +10,7 @@ import msgspec
 import psutil
 import pytest
 from engine_elsewhere import EngineElsewhere
+from process_words import words_of
 from vllm_environment import WHY_NOT, is_there, vllm_spec
 from vllm_runs import Answer, Run
 
@@ -99,7 +100,7 @@ def test_an_answer_is_that_of_one_engine_and_no_block_is_left(prefill: Run, deco
 def test_engines_that_hand_over_keep_the_cores_that_they_were_given(prefill: Run, decode: Run) -> None:
     assert prefill.engine.info.num_kv_blocks == decode.engine.info.num_kv_blocks  # both are there
     engines = [
-        child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in child.cmdline()
+        child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in words_of(child)
     ]
     assert len(engines) == 2
     for engine in engines:
