@@ -71,7 +71,7 @@ def cut(
         text=True,
         timeout=120,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        env=os.environ | {"PYTHONPATH": f"{PROJECT}{os.pathsep}{PROJECT / 'tests' / 'installed'}"},
     )
     assert result.returncode == 0, result.stderr
     found: dict[str, float | None] = json.loads(result.stdout)
