@@ -81,7 +81,7 @@ class InProcessVllm:
             path.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
             start = plan_vllm_start(spec.model.engine, os.environ, Path(folder))
             assert start.python is not None
-            environment = start.environment_from(os.environ) | {"PYTHONPATH": str(model_files.ROOT)}
+            environment = start.environment_from(os.environ, Path(folder)) | {"PYTHONPATH": str(model_files.ROOT)}
             with in_child_process(path, python=start.python, environment=environment) as ask_child:
                 tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
                 yield TextEngine(ask_child, tokenizer, version=vllm_version())

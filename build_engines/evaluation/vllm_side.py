@@ -47,7 +47,6 @@ class VllmSide:
         self._log = work / "engine.log"
         start = plan_vllm_start(spec, os.environ, work)
         (work / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
-        kept = {name: value for name, value in os.environ.items() if name not in start.dropped_variables}
         reading, writing = os.pipe()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -55,7 +54,7 @@ class VllmSide:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**kept, **start.environment, **dict.fromkeys(start.folder_variables, str(work))},
+                env=start.environment_from(os.environ, work),
                 pass_fds=(writing,),
                 text=True,
             )

@@ -40,7 +40,7 @@ class PlainProcess:
     def __init__(self, start: EngineStart, command: Sequence[str], *, fds: Sequence[int], run_dir: Path) -> None:
         self._left_files = start.left_files
         self._folder = _make_folder(run_dir) if start.folder_variables else None
-        self._process = subprocess.Popen(command, env=_environment(start, self._folder), pass_fds=fds)
+        self._process = subprocess.Popen(command, env=start.environment_from(os.environ, self._folder), pass_fds=fds)
 
     @property
     def pid(self) -> int:
@@ -105,7 +105,7 @@ class GuardedProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [*guard, str(theirs.fileno())],
-                env=_environment(start, self._folder) | {_LAUNCH_VARIABLE: self._folder.name},
+                env=start.environment_from(os.environ, self._folder) | {_LAUNCH_VARIABLE: self._folder.name},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -229,11 +229,6 @@ def _make_folder(run_dir: Path) -> Path:
     folder = run_dir / f"launch-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     return folder
-
-
-def _environment(start: EngineStart, folder: Path | None) -> dict[str, str]:
-    """Return the environment of a start's processes, which keep their files in its folder."""
-    return start.environment_from(os.environ) | dict.fromkeys(start.folder_variables, str(folder))
 
 
 EngineProcess = PlainProcess | GuardedProcess

@@ -2,6 +2,7 @@
 """The start of an engine's process: launcher, environment, and which process watches over it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -26,8 +27,14 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
         """Return this start below a launcher."""
         return msgspec.structs.replace(self, prefix=prefix, environment=self.environment | dict(environment))
 
-    def environment_from(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the engine's process; `environ` is the server's."""
+    def environment_from(self, environ: Mapping[str, str], folder: Path | None = None) -> dict[str, str]:
+        """Return the environment of the engine's process.
+
+        Args:
+            environ: of the server.
+            folder: of this start, for `folder_variables`; None: files lie where the launcher or the engine puts them.
+        """
         own = without_returned_memory(environ)
         kept = {name: value for name, value in own.items() if not name.startswith(self.dropped_variables)}
-        return kept | self.environment
+        folders = {} if folder is None else dict.fromkeys(self.folder_variables, str(folder))
+        return kept | self.environment | folders

@@ -48,17 +48,16 @@ def drafting_arguments(spec: VllmEngineSpec) -> dict[str, Any]:
 class _Config(msgspec.Struct, frozen=True):
     """The config of a head or of a model; a head in the form of `speculators` has that of its layer inside."""
 
-    architectures: list[str] = []
+    architectures: list[str] | None = None
     hidden_size: int | None = None
     target_hidden_size: int | None = None  # where the head is of another width
     vocab_size: int | None = None
     speculators_model_type: str | None = None
     transformer_layer_config: "_Config | None" = None
-    text_config: "_Config | None" = None  # of a model that also sees
 
     @property
-    def text(self) -> "_Config":
-        return self.transformer_layer_config or self.text_config or self
+    def layer(self) -> "_Config":
+        return self.transformer_layer_config or self
 
 
 def check_draft_model(spec: VllmEngineSpec, model: ModelFolder) -> None:
@@ -70,7 +69,7 @@ def check_draft_model(spec: VllmEngineSpec, model: ModelFolder) -> None:
     match spec.speculation:
         case DraftTargetSpec(dir=folder):
             draft = load_model_folder(folder, weights="config.json", field=_FIELD)
-            if any("eagle3" in name.lower() for name in _config(folder).architectures):
+            if any("eagle3" in name.lower() for name in _config(folder).architectures or []):
                 raise _misfit(folder, "is an EAGLE-3 head, not a draft model; set engine.speculation.method: eagle3")
             if draft.vocab_size != model.vocab_size:
                 raise _misfit(
@@ -79,7 +78,7 @@ def check_draft_model(spec: VllmEngineSpec, model: ModelFolder) -> None:
                     "tokenizer",
                 )
         case Eagle3Spec(dir=folder):
-            _check_head(folder, _config(folder), _config(spec.dir).text.hidden_size, model.vocab_size)
+            _check_head(folder, _config(folder), _config(spec.dir).hidden_size, model.vocab_size)
 
 
 def _check_head(folder: Path, head: _Config, model_width: int | None, vocab_size: int) -> None:
@@ -93,16 +92,16 @@ def _check_head(folder: Path, head: _Config, model_width: int | None, vocab_size
             "has no weights fc, so it is no EAGLE-3 head; name a head that was trained for this model, or set "
             "engine.speculation.method: draft_target for a smaller model",
         )
-    width = head.target_hidden_size or head.text.hidden_size
+    width = head.target_hidden_size or head.layer.hidden_size
     if None not in (width, model_width) and width != model_width:
         raise _misfit(
             folder, f"was trained for a model of hidden_size {width}, and this one has {model_width}; name its own head"
         )
     # The tokens that the head drafts may be a part of these: draft_vocab_size.
-    if head.text.vocab_size not in (None, vocab_size):
+    if head.layer.vocab_size not in (None, vocab_size):
         raise _misfit(
             folder,
-            f"was trained for a model of {head.text.vocab_size} tokens, and this one has {vocab_size}; name its own "
+            f"was trained for a model of {head.layer.vocab_size} tokens, and this one has {vocab_size}; name its own "
             "head",
         )
 
