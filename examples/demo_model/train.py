@@ -164,16 +164,21 @@ def run(name: str, args: argparse.Namespace) -> None:
         save_model(model, tokenizer, directory)
 
 
-def main() -> None:
-    """Train the demo models from scratch; the same seed and thread count give the same weights on the same machine."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--model", choices=[*SHAPES, "both"], default="both")
-    parser.add_argument("--tokens", type=float, default=4.8e6, help="training tokens per model")
+def add_options(parser: argparse.ArgumentParser, *, tokens: float) -> None:
+    """Add the options of every training; `tokens` is the default number of training tokens."""
+    parser.add_argument("--tokens", type=float, default=tokens, help="training tokens of a model")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--batch-size", type=int, default=4, help="rows per step")
     parser.add_argument("--context", type=int, default=320, help="tokens per row")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--report-every", type=int, default=250, help="steps between reports and saves")
+
+
+def main() -> None:
+    """Train the demo models from scratch; the same seed and thread count give the same weights on the same machine."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--model", choices=[*SHAPES, "both"], default="both")
+    add_options(parser, tokens=4.8e6)
     parser.add_argument("--no-compile", action="store_true", help="do without torch.compile")
     parser.add_argument("--output", type=Path, default=HERE, help="gets the folders target and draft")
     args = parser.parse_args()

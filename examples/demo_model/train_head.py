@@ -14,7 +14,7 @@ from eagle_head import LAYERS, EagleHead
 from packing import Batch, encode_document, packed_batches
 from tokenizers import Tokenizer
 from torch import Tensor
-from train import HERE, learning_rate
+from train import HERE, add_options, learning_rate
 from transformers import LlamaForCausalLM
 
 PEAK_LEARNING_RATE = 2e-3
@@ -88,13 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--target", type=Path, default=HERE / "target", help="the trained target")
     parser.add_argument("--output", type=Path, default=HERE / "eagle3", help="folder of the head")
-    parser.add_argument("--tokens", type=float, default=1.6e6, help="training tokens")
+    add_options(parser, tokens=1.6e6)
     parser.add_argument("--draft-tokens", type=int, default=2048, help="tokens that the head can draft")
-    parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument("--batch-size", type=int, default=4, help="rows per step")
-    parser.add_argument("--context", type=int, default=320, help="tokens per row")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--report-every", type=int, default=250, help="steps between reports and saves")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
